@@ -1,0 +1,18 @@
+"""FP4 attention for JAX: one operator, the same codes and scales on every machine."""
+
+from jax_fp4attn import checkpoint_policies, formats, recipes, reference
+from jax_fp4attn.api import attention
+from jax_fp4attn.config import SegmentIds
+from jax_fp4attn.recipe import Recipe
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Recipe",
+    "SegmentIds",
+    "attention",
+    "checkpoint_policies",
+    "formats",
+    "recipes",
+    "reference",
+]

@@ -1,0 +1,241 @@
+"""`attention`: the public function."""
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from jax_fp4attn import implementations, recipes
+from jax_fp4attn.autodiff import attention_with_lse
+from jax_fp4attn.config import OperatorConfig, SegmentIds, Visibility
+from jax_fp4attn.recipe import Recipe
+
+MAX_HEAD_SIZE = 256
+
+_DTYPES = (jnp.bfloat16, jnp.float32)
+
+
+def attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: ArrayLike | None = None,
+    key_value_seq_lengths: ArrayLike | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    segment_ids: SegmentIds | None = None,
+    recipe: Recipe | None = None,
+    implementation: str | Sequence[str] | None = None,
+    return_residual: bool = False,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """Scaled dot-product attention with 4-bit matrix products.
+
+    Computes ``softmax(scale * Q K^T + bias) V`` on block-scaled operands; the recipe fixes every rounding (Direct-P, R.
+    Hu 2026; docs/numerics.md). Differentiable in reverse mode: the gradient goes straight through every quantiser, as
+    in the published FP8 backward. Query head n uses key/value head ``n // (N / K)``.
+
+    Args:
+      query: [*B, T, N, H] or [T, N, H], bfloat16 or float32. Values are rounded to bfloat16 first, and output and
+        gradients hold bfloat16 values. H is even and at most 256.
+      key: [*B, S, K, H], of the query's dtype; K divides N.
+      value: [*B, S, K, H], of the query's dtype.
+      bias: Floating, broadcastable to [*B, N, T, S] with all its dimensions present; added after the scale, natural-log
+        units. Reference implementation only. Differentiable.
+      mask: bool, broadcastable to [*B, N, T, S] with all its dimensions present; True keeps. Reference implementation
+        only.
+      scale: Softmax scale, a positive Python number; None for ``1 / sqrt(H)``.
+      is_causal: Query i sees keys j <= i. Aligned at the top left, as in ``jax.nn``: with T = 1 it sees key 0 only, so
+        leave it off when decoding against a cache.
+      query_seq_lengths: int [*B]; rows beyond give 0.
+      key_value_seq_lengths: int [*B]; what lies in keys and values beyond, NaN included, has no influence.
+      local_window_size: (left, right) or one int for both: query i sees keys i - left <= j <= i + right.
+      segment_ids: A query sees keys of its own segment; segment 0 or less is padding and attends to nothing.
+      recipe: Numerical choices; None for ``recipes.train`` if causal and ``recipes.square`` otherwise.
+      implementation: None for the best that can run, "cuda", "reference", or a sequence to try in order.
+      return_residual: Whether to return the log-sum-exp too.
+
+    Returns:
+      Output [*B, T, N, H] of the query's dtype; with ``return_residual`` also the lse, float32 [*B, T, N], natural log
+      of the denominator that the recipe normalises by, differentiable. A row that sees no key has output 0, lse -inf
+      and gradients 0. With a shiftless recipe (``row_reference="zero"``) a row whose largest score leaves about -76 to
+      88 nats has output 0 and lse -inf or +inf.
+
+    Raises:
+      ValueError: For a shape or a value that does not fit; the message names the argument.
+      TypeError: For a dtype or a type that is not accepted, such as a float mask or a traced scale.
+      NotImplementedError: For what no (or the named) implementation can do, such as head sizes over 256.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jax_fp4attn
+      >>> q = jax.random.normal(jax.random.key(0), (1, 256, 8, 64), jnp.bfloat16)
+      >>> kv = jax.random.normal(jax.random.key(1), (1, 256, 2, 64), jnp.bfloat16)
+      >>> jax_fp4attn.attention(q, kv, kv, is_causal=True).shape
+      (1, 256, 8, 64)
+    """
+    query, key, value = _check_arrays(query, key, value)
+    *batch, num_queries, num_heads, head_size = query.shape
+    num_keys = key.shape[-3]
+    scores_shape = (*batch, num_heads, num_queries, num_keys)
+    is_causal = _check_bool("is_causal", is_causal)
+    config = OperatorConfig(
+        recipe=_check_recipe(recipe, is_causal),
+        scale=_check_scale(scale, head_size),
+        is_causal=is_causal,
+        window=_check_window(local_window_size),
+    )
+    implementations.select(implementation)
+    if bias is not None:
+        bias = _flatten_scores(_check_scores_like("bias", bias, scores_shape), batch)
+    if mask is not None:
+        mask = _flatten_scores(_check_scores_like("mask", mask, scores_shape), batch)
+    visibility = Visibility(
+        mask=mask,
+        query_lengths=_check_lengths("query_seq_lengths", query_seq_lengths, batch),
+        key_lengths=_check_lengths("key_value_seq_lengths", key_value_seq_lengths, batch),
+        segment_ids=_check_segments(segment_ids, batch, num_queries, num_keys),
+    )
+    flat = (x.reshape(-1, *x.shape[-3:]) for x in (query, key, value))
+    output, lse = attention_with_lse(config, *flat, bias, visibility)
+    output = output.reshape(query.shape)
+    if _check_bool("return_residual", return_residual):
+        return output, lse.reshape(*batch, num_queries, num_heads)
+    return output
+
+
+def _check_arrays(*arrays: ArrayLike) -> tuple[jax.Array, jax.Array, jax.Array]:
+    names = ("query", "key", "value")
+    query, key, value = checked = tuple(_as_array(name, x) for name, x in zip(names, arrays, strict=True))
+    for name, x in zip(names, checked, strict=True):
+        if x.dtype not in _DTYPES:
+            raise TypeError(
+                f"{name}: expected bfloat16 or float32, got {x.dtype}; cast it (values are rounded to bfloat16 anyway)"
+            )
+        if x.dtype != query.dtype:
+            raise TypeError(f"{name}: expected the query's dtype {query.dtype}, got {x.dtype}; cast one of them")
+        if x.ndim < 3:
+            raise ValueError(f"{name}: expected [*B, length, heads, head size], got shape {x.shape}")
+        if x.ndim != query.ndim:
+            raise ValueError(f"{name}: expected the query's rank {query.ndim}, got shape {x.shape}")
+    *batch, num_queries, num_heads, head_size = query.shape
+    *_, num_keys, num_kv_heads, _ = key.shape
+    expected = (*batch, num_keys, num_kv_heads, head_size)
+    for name, x in (("key", key), ("value", value)):
+        if x.shape != expected:
+            raise ValueError(f"{name}: expected shape {expected} (query {query.shape}, key {key.shape}), got {x.shape}")
+    if num_queries == 0 or num_keys == 0:
+        raise ValueError(f"query, key: expected non-empty sequences, got T={num_queries}, S={num_keys}")
+    if num_kv_heads == 0 or num_heads == 0 or num_heads % num_kv_heads:
+        raise ValueError(
+            f"key: expected a number of heads K that divides the query's N={num_heads}, got K={num_kv_heads}"
+        )
+    if head_size == 0 or head_size % 2:
+        raise ValueError(
+            f"query: expected an even head size (two codes a byte), got H={head_size}; pad with zero channels and pass "
+            "scale explicitly"
+        )
+    if head_size > MAX_HEAD_SIZE:
+        raise NotImplementedError(f"query: head sizes up to {MAX_HEAD_SIZE} are implemented, got H={head_size}")
+    return query, key, value
+
+
+def _as_array(name: str, x: ArrayLike) -> jax.Array:
+    if not isinstance(x, jax.Array | np.ndarray):
+        raise TypeError(f"{name}: expected a JAX or NumPy array, got {type(x).__name__}")
+    # float64 must be refused by name, not silently narrowed as jnp.asarray does without x64.
+    if x.dtype == np.float64 and not isinstance(x, jax.Array):
+        raise TypeError(f"{name}: expected bfloat16 or float32, got float64; cast it")
+    return jnp.asarray(x)
+
+
+def _check_bool(name: str, x: bool) -> bool:
+    if not isinstance(x, bool | np.bool_):
+        raise TypeError(f"{name}: expected a Python bool, got {type(x).__name__}; it is part of the compiled program")
+    return bool(x)
+
+
+def _check_recipe(recipe: Recipe | None, is_causal: bool) -> Recipe:
+    if recipe is None:
+        return recipes.train if is_causal else recipes.square
+    if not isinstance(recipe, Recipe):
+        raise TypeError(f"recipe: expected a jax_fp4attn.Recipe (see jax_fp4attn.recipes), got {type(recipe).__name__}")
+    return recipe
+
+
+def _check_scale(scale: float | None, head_size: int) -> float:
+    if scale is None:
+        return 1.0 / math.sqrt(head_size)
+    if isinstance(scale, jax.core.Tracer):
+        raise TypeError(
+            "scale: expected a Python number, got a traced value; it is part of the compiled program. Multiply the "
+            "query by a traced factor instead"
+        )
+    if isinstance(scale, bool) or not isinstance(scale, int | float | np.floating | np.integer):
+        raise TypeError(f"scale: expected a Python number, got {type(scale).__name__}")
+    if not (math.isfinite(scale) and scale > 0):
+        raise ValueError(f"scale: expected a finite positive number, got {scale}")
+    return float(scale)
+
+
+def _check_window(window: int | tuple[int, int] | None) -> tuple[int, int] | None:
+    if window is None:
+        return None
+    sides = (window, window) if isinstance(window, int | np.integer) else tuple(window)
+    is_int = [isinstance(side, int | np.integer) and not isinstance(side, bool) for side in sides]
+    if len(sides) != 2 or not all(is_int) or min(sides) < 0:
+        raise ValueError(f"local_window_size: expected an int or (left, right), all >= 0, got {window!r}")
+    return int(sides[0]), int(sides[1])
+
+
+def _check_scores_like(name: str, x: ArrayLike, shape: tuple[int, ...]) -> jax.Array:
+    array = jnp.asarray(x)
+    if name == "mask" and array.dtype != jnp.bool_:
+        raise TypeError(f"mask: expected bool (True keeps), got {array.dtype}; use `mask != 0` for a 0/1 mask")
+    if name == "bias" and not jnp.issubdtype(array.dtype, jnp.floating):
+        raise TypeError(f"bias: expected a floating dtype, got {array.dtype}")
+    fits = array.ndim == len(shape) and all(size in (1, full) for size, full in zip(array.shape, shape, strict=True))
+    if not fits:
+        raise ValueError(
+            f"{name}: expected [*B, N, T, S] = {shape} or 1 in place of any of them, got shape {array.shape}"
+        )
+    return array.astype(jnp.float32) if name == "bias" else array
+
+
+def _flatten_scores(x: jax.Array, batch: Sequence[int]) -> jax.Array:
+    """[*B, N, T, S] with ones allowed to [B or 1, N or 1, T or 1, S or 1]."""
+    if any(size != 1 for size in x.shape[:-3]):
+        x = jnp.broadcast_to(x, (*batch, *x.shape[-3:]))
+    return x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:])
+
+
+def _check_integers(name: str, x: ArrayLike, shape: Sequence[int]) -> jax.Array:
+    array = jnp.asarray(x)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(f"{name}: expected an integer dtype, got {array.dtype}")
+    if array.shape != tuple(shape):
+        raise ValueError(f"{name}: expected shape {tuple(shape)}, got {array.shape}")
+    return array.astype(jnp.int32)
+
+
+def _check_lengths(name: str, x: ArrayLike | None, batch: Sequence[int]) -> jax.Array | None:
+    return None if x is None else _check_integers(name, x, batch).reshape(-1)
+
+
+def _check_segments(
+    segment_ids: SegmentIds | None, batch: Sequence[int], num_queries: int, num_keys: int
+) -> SegmentIds | None:
+    if segment_ids is None:
+        return None
+    if not isinstance(segment_ids, SegmentIds):
+        raise TypeError(
+            f"segment_ids: expected jax_fp4attn.SegmentIds(query, key_value), got {type(segment_ids).__name__}"
+        )
+    query = _check_integers("segment_ids.query", segment_ids.query, (*batch, num_queries))
+    key_value = _check_integers("segment_ids.key_value", segment_ids.key_value, (*batch, num_keys))
+    return SegmentIds(query.reshape(-1, num_queries), key_value.reshape(-1, num_keys))

@@ -1,0 +1,194 @@
+"""Maps from a base-2 log score to the value that E2M1 rounding turns into a code.
+
+The argument ``xc`` is the logarithm of the wanted code: it is log2(6) where the probability equals the block's
+power-of-two scale. A map may be any increasing function: it only has to place the seven code boundaries well, since the
+denominator sums the codes themselves. Negative results become code 0.
+"""
+
+import dataclasses
+import math
+
+PAIRS_PER_QUARTER = 16
+
+
+def _check_finite(owner: object, *names: str) -> None:
+    for name in names:
+        value = getattr(owner, name)
+        if not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise ValueError(f"{type(owner).__name__}.{name}: expected a finite number, got {value!r}")
+
+
+def _check_positive(owner: object, *names: str) -> None:
+    _check_finite(owner, *names)
+    for name in names:
+        if getattr(owner, name) <= 0:
+            raise ValueError(
+                f"{type(owner).__name__}.{name}: expected a positive number (the map must increase and send a masked "
+                f"score, -inf, to code 0), got {getattr(owner, name)!r}"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Affine:
+    """``u = slope * xc + intercept`` (Direct-P, eq. for the affine payload)."""
+
+    slope: float
+    intercept: float
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "slope")
+        _check_finite(self, "intercept")
+
+
+@dataclasses.dataclass(frozen=True)
+class Exponential:
+    """``u = 2**(xc + offset)``."""
+
+    offset: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_finite(self, "offset")
+
+
+@dataclasses.dataclass(frozen=True)
+class SignedSquare:
+    """``y = slope * xc + intercept; u = y * |y| + constant``: one fused multiply-add more than affine."""
+
+    slope: float
+    intercept: float
+    constant: float
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "slope")
+        _check_finite(self, "intercept", "constant")
+
+
+@dataclasses.dataclass(frozen=True)
+class MaxAffine:
+    """``u = max(slope_i * xc + intercept_i)``, a convex piecewise-linear map."""
+
+    pieces: tuple[tuple[float, float], ...]
+
+    def __post_init__(self) -> None:
+        if len(self.pieces) < 2:
+            raise ValueError(f"MaxAffine.pieces: expected at least two (slope, intercept), got {self.pieces!r}")
+        for slope, intercept in self.pieces:
+            Affine(slope, intercept)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cubic:
+    """``u = ((c3 * xc + c2) * xc + c1) * xc + c0``, without range reduction."""
+
+    c3: float
+    c2: float
+    c1: float
+    c0: float
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "c3")
+        _check_finite(self, "c2", "c1", "c0")
+
+
+CodeMap = Affine | Exponential | SignedSquare | MaxAffine | Cubic
+
+_MAP_TYPES = (Affine, Exponential, SignedSquare, MaxAffine, Cubic)
+
+
+@dataclasses.dataclass(frozen=True)
+class MapSchedule:
+    """Which map each element of a 128-key tile takes.
+
+    A tile has four quarters of 32 keys and a quarter has sixteen pairs of neighbouring keys (what one packed
+    instruction handles).
+
+    Attributes:
+      quarters: The map of each quarter.
+      alternate: A second map for chosen pairs, or None.
+      alternate_pairs: For each quarter the pairs (0 to 15) that take ``alternate``.
+      alternate_query_tiles: Whether even and odd 128-row query tiles use the alternate map at all; the two tiles of a
+        job are two software stages, and a kernel may spend the costly map in one of them only.
+    """
+
+    quarters: tuple[CodeMap, CodeMap, CodeMap, CodeMap]
+    alternate: CodeMap | None = None
+    alternate_pairs: tuple[tuple[int, ...], ...] = ((), (), (), ())
+    alternate_query_tiles: tuple[bool, bool] = (True, True)
+
+    def __post_init__(self) -> None:
+        if len(self.quarters) != 4 or not all(isinstance(m, _MAP_TYPES) for m in self.quarters):
+            raise ValueError(f"MapSchedule.quarters: expected four code maps, got {self.quarters!r}")
+        if self.alternate is not None and not isinstance(self.alternate, _MAP_TYPES):
+            raise ValueError(f"MapSchedule.alternate: expected a code map or None, got {self.alternate!r}")
+        pairs_valid = len(self.alternate_pairs) == 4 and all(
+            all(0 <= p < PAIRS_PER_QUARTER for p in pairs) and len(set(pairs)) == len(pairs)
+            for pairs in self.alternate_pairs
+        )
+        if not pairs_valid:
+            raise ValueError(
+                "MapSchedule.alternate_pairs: expected for each of four quarters distinct pairs in [0, 16), got "
+                f"{self.alternate_pairs!r}"
+            )
+        if (self.alternate is None) != (not any(self.alternate_pairs)):
+            raise ValueError("MapSchedule: alternate and alternate_pairs are given together or not at all")
+        if self.alternate is not None and not any(self.alternate_query_tiles):
+            raise ValueError("MapSchedule.alternate_query_tiles: at least one must be True")
+
+
+def uniform(code_map: CodeMap) -> MapSchedule:
+    """The schedule in which every element takes ``code_map``."""
+    return MapSchedule((code_map,) * 4)
+
+
+def paper_pairs(density: int, quarter: int) -> tuple[int, ...]:
+    """The pairs of a quarter that Direct-P evaluates by the exponential unit at a given density.
+
+    Args:
+      density: 0 (none) to 4 (all sixteen); each step adds four pairs.
+      quarter: 0 to 3; the sets are rotated by quarter to spread the unit's work.
+
+    Returns:
+      The pairs in increasing order.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    Example:
+      >>> paper_pairs(1, quarter=2)
+      (2, 4, 10, 12)
+    """
+    if density not in range(5):
+        raise ValueError(f"density: expected 0 to 4, got {density!r}")
+    if quarter not in range(4):
+        raise ValueError(f"quarter: expected 0 to 3, got {quarter!r}")
+    if density == 4:
+        return tuple(range(PAIRS_PER_QUARTER))
+    steps = (
+        (quarter, quarter + 8, 4, 12),
+        ((quarter + 2) & 3, 6, 8 + ((quarter + 2) & 3), 14),
+        ((quarter + 1) & 3, 5, 8 + ((quarter + 1) & 3), 13),
+    )
+    return tuple(sorted({pair for step in steps[:density] for pair in step}))
+
+
+def with_exponential(
+    base: CodeMap | tuple[CodeMap, CodeMap, CodeMap, CodeMap],
+    densities: tuple[int, int, int, int],
+    *,
+    query_tiles: tuple[bool, bool] = (True, True),
+    offset: float = 0.0,
+) -> MapSchedule:
+    """A schedule that takes the exponential on :func:`paper_pairs` and ``base`` elsewhere.
+
+    Args:
+      base: One map, or one a quarter.
+      densities: Density of exponentials in each quarter.
+      query_tiles: Parities of query tiles that use the exponential.
+      offset: Offset of the exponential.
+
+    Returns:
+      The schedule.
+    """
+    quarters = base if isinstance(base, tuple) else (base,) * 4
+    pairs = tuple(paper_pairs(density, quarter) for quarter, density in enumerate(densities))
+    return MapSchedule(quarters, Exponential(offset), pairs, query_tiles)

@@ -1,0 +1,69 @@
+"""Static and dynamic arguments of the operator, as every layer below the public function passes them."""
+
+import dataclasses
+
+import jax
+
+from jax_fp4attn.recipe import Recipe
+
+LOG2_E = 1.4426950408889634
+LN_2 = 0.6931471805599453
+
+
+@dataclasses.dataclass(frozen=True)
+class OperatorConfig:
+    """What is known at trace time; hashable.
+
+    Attributes:
+      recipe: Numerical choices.
+      scale: Softmax scale, positive.
+      is_causal: Whether key j is visible to query i only if j <= i.
+      window: (left, right): key j is visible to query i only if i - left <= j <= i + right; None for no window.
+    """
+
+    recipe: Recipe
+    scale: float
+    is_causal: bool
+    window: tuple[int, int] | None
+
+    @property
+    def log2_scale(self) -> float:
+        """Factor from a raw score to a base-2 log score."""
+        return self.scale * LOG2_E
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SegmentIds:
+    """Segments of packed sequences: a query attends to keys of its own segment; segment 0 (or less) is padding.
+
+    Attributes:
+      query: int32 [*B, T].
+      key_value: int32 [*B, S].
+    """
+
+    query: jax.Array
+    key_value: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Visibility:
+    """Run-time restrictions on which keys a query sees, all optional; a pytree.
+
+    Attributes:
+      mask: bool, broadcastable to [B, N, T, S]; True keeps.
+      query_lengths: int32 [B]; rows beyond see nothing.
+      key_lengths: int32 [B]; keys beyond are seen by nobody.
+      segment_ids: :class:`SegmentIds` with [B, T] and [B, S].
+    """
+
+    mask: jax.Array | None = None
+    query_lengths: jax.Array | None = None
+    key_lengths: jax.Array | None = None
+    segment_ids: SegmentIds | None = None
+
+
+def padded_head_size(head_size: int) -> int:
+    """Head size of the tiles: 64, 128 or 256; smaller heads are padded with zero channels, which change nothing."""
+    return next(size for size in (64, 128, 256) if head_size <= size)

@@ -1,0 +1,226 @@
+"""The backward pass: P is rebuilt from the saved query and key operands and the lse.
+
+Scale factors that a quantity carries are written as in docs/numerics.md: m is ``backward_multiplier``, 2**l the lift of
+P, g the power of two applied to dO.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_fp4attn.config import LOG2_E, OperatorConfig, Visibility
+from jax_fp4attn.formats import E4M3, E5M2, block_exponent, exp2_int, round_to, round_to_bfloat16
+from jax_fp4attn.recipe import Recipe
+from jax_fp4attn.reference.backward_operands import BackwardOperands, gradient_operand_values
+from jax_fp4attn.reference.operands import score_operand_values
+from jax_fp4attn.reference.scores import ScoreTile
+from jax_fp4attn.reference.tiles import group_heads, key_positions, split_keys, ungroup_heads
+
+_MAX_SCALE_BITS = 100  # keeps the product of all factors inside float32
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Gradients:
+    """Gradients with respect to the inputs, float32.
+
+    Attributes:
+      query: [B, N, T, H] with bfloat16 values (H padded).
+      key: [B, K, S, H] with bfloat16 values (H and S padded).
+      value: [B, K, S, H] with bfloat16 values (H and S padded).
+      bias: Of the bias's shape, or None.
+    """
+
+    query: jax.Array
+    key: jax.Array
+    value: jax.Array
+    bias: jax.Array | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _RowOperands:
+    """Everything that belongs to query rows, grouped by key/value head."""
+
+    query: jax.Array  # [B, K, G, T, H], carries m
+    output_gradient: jax.Array  # [B, K, G, T, H], carries m g
+    row_statistic: jax.Array  # [B, K, G, T], dlse - sum(O dO), carries m^2 g
+    lse_statistic: jax.Array  # [B, K, G, T], l - corrected lse log2(e)
+    contributes: jax.Array  # [B, K, G, T] bool
+    gradient_scale: jax.Array  # g, [B, K, 1, 1, 1]
+
+
+def backward(
+    config: OperatorConfig,
+    operands: BackwardOperands,
+    output: jax.Array,
+    lse: jax.Array,
+    output_gradient: jax.Array,
+    lse_gradient: jax.Array | None,
+    bias: jax.Array | None,
+    visibility: Visibility,
+    *,
+    num_keys: int,
+) -> Gradients:
+    """Gradients of the operator, straight through every quantiser.
+
+    Args:
+      config: Static arguments.
+      operands: From :func:`jax_fp4attn.reference.quantize_for_backward`.
+      output: The forward's output [B, N, T, H].
+      lse: The forward's lse [B, N, T].
+      output_gradient: float32 [B, N, T, H] (H padded).
+      lse_gradient: float32 [B, N, T], or None for zero.
+      bias: float32, broadcastable to [B, N, T, S], or None.
+      visibility: Run-time restrictions.
+      num_keys: S, without padding.
+
+    Returns:
+      True gradients (no factor left in). Rows that see nothing, and keys that nobody sees, have gradient 0.
+    """
+    recipe = config.recipe
+    score_key = score_operand_values(operands.score_key)
+    num_kv_heads = score_key.shape[1]
+    score_query = group_heads(score_operand_values(operands.score_query), num_kv_heads)
+    score_tile = ScoreTile(config, score_query, bias, visibility, num_keys)
+    rows = _row_operands(config, operands, output, lse, output_gradient, lse_gradient, num_kv_heads)
+    multiplier, lift = _multiplier(recipe), 2.0 ** _lift_bits(recipe)
+
+    def step(
+        query_gradient: jax.Array, tile: tuple[jax.Array, ...]
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array | None]]:
+        score_keys, key, value, positions = tile
+        raw, visible = score_tile(score_keys, positions)
+        p, score_gradient = _tile_gradients(config, rows, raw, visible, value)
+        d_value = _einsum("bkgts,bkgth->bksh", p, rows.output_gradient)
+        rounded = _round_score_gradient(recipe, score_gradient * config.scale)
+        d_key = _einsum("bkgts,bkgth->bksh", rounded, rows.query)
+        query_gradient = query_gradient + _einsum("bkgts,bksh->bkgth", rounded, key)
+        if recipe.dq_accumulation == "bfloat16_per_tile":
+            query_gradient = round_to_bfloat16(query_gradient)
+        d_bias = None
+        if bias is not None:
+            d_bias = _sum_to(ungroup_heads(score_gradient / (lift * rows.gradient_scale)), bias)
+        return query_gradient, (d_key, d_value, d_bias)
+
+    tiles = (
+        split_keys(score_key, axis=2),
+        split_keys(gradient_operand_values(recipe, operands.key, operands.score_key), axis=2),
+        split_keys(gradient_operand_values(recipe, operands.value, operands.score_key), axis=2),
+        key_positions(num_keys),
+    )
+    query_gradient, (d_key, d_value, d_bias) = lax.scan(step, jnp.zeros_like(rows.query), tiles)
+    unit = 1.0 / (lift * multiplier * rows.gradient_scale)
+    return Gradients(
+        query=ungroup_heads(round_to_bfloat16(query_gradient * unit)),
+        key=round_to_bfloat16(_join_keys(d_key) * unit[:, :, 0]),
+        value=round_to_bfloat16(_join_keys(d_value) * unit[:, :, 0]),
+        bias=None if bias is None or d_bias is None else _join_bias(d_bias, bias, num_keys),
+    )
+
+
+def _multiplier(recipe: Recipe) -> float:
+    return recipe.backward_multiplier if recipe.backward == "fp8" else 1.0
+
+
+def _lift_bits(recipe: Recipe) -> int:
+    return recipe.backward_p_lift_bits if recipe.backward == "fp8" else 0
+
+
+def _row_operands(
+    config: OperatorConfig,
+    operands: BackwardOperands,
+    output: jax.Array,
+    lse: jax.Array,
+    output_gradient: jax.Array,
+    lse_gradient: jax.Array | None,
+    num_kv_heads: int,
+) -> _RowOperands:
+    recipe = config.recipe
+    multiplier = _multiplier(recipe)
+    query = gradient_operand_values(recipe, operands.query, operands.score_query)
+    lse, output = group_heads(lse, num_kv_heads), group_heads(output, num_kv_heads)
+    # A row without a finite denominator has a constant output. The selects keep what its cotangent holds away.
+    contributes = ~jnp.isinf(lse)
+    d_output = group_heads(round_to_bfloat16(output_gradient), num_kv_heads)
+    d_output = jnp.where(contributes[..., None], d_output, 0.0)
+    d_lse = jnp.zeros_like(lse)
+    if lse_gradient is not None:
+        d_lse = jnp.where(contributes, group_heads(lse_gradient, num_kv_heads), 0.0)
+    scale = _gradient_scale(recipe, d_output, d_lse)
+    d_output = d_output * (multiplier * scale)
+    if recipe.backward == "fp8":
+        d_output = round_to(d_output, E5M2)
+    # From the rounded dO, so that the statistic cancels exactly what the product dO V^T contains.
+    statistic = (multiplier * multiplier) * scale[..., 0] * d_lse
+    statistic = statistic - multiplier * jnp.sum(output * d_output, axis=-1)
+    return _RowOperands(
+        query=group_heads(query, num_kv_heads),
+        output_gradient=d_output,
+        row_statistic=statistic,
+        lse_statistic=_lift_bits(recipe) - (jnp.where(contributes, lse, 0.0) + recipe.backward_lse_correction) * LOG2_E,
+        contributes=contributes,
+        gradient_scale=scale,
+    )
+
+
+def _gradient_scale(recipe: Recipe, d_output: jax.Array, d_lse: jax.Array) -> jax.Array:
+    """g: the power of two that brings the largest cotangent of each batch entry and kv head into [1, 2)."""
+    shape = (*d_output.shape[:2], 1, 1, 1)
+    if recipe.backward != "fp8" or recipe.output_gradient_scale == "unit":
+        return jnp.ones(shape, jnp.float32)
+    amax = jnp.maximum(jnp.max(jnp.abs(d_output), axis=(2, 3, 4)), jnp.max(jnp.abs(d_lse), axis=(2, 3)))
+    exponent = jnp.clip(block_exponent(amax, "floor"), -_MAX_SCALE_BITS, _MAX_SCALE_BITS)
+    return jnp.where(amax == 0, 1.0, exp2_int(-exponent)).reshape(shape)
+
+
+def _tile_gradients(
+    config: OperatorConfig,
+    rows: _RowOperands,
+    raw: jax.Array,
+    visible: jax.Array,
+    value: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """P (carrying 2**l) and the gradient of the natural-log scores (carrying 2**l g), [B, K, G, T, 128]."""
+    recipe = config.recipe
+    lift = _lift_bits(recipe)
+    log_p = raw * config.log2_scale + rows.lse_statistic[..., None]
+    p = jnp.exp2(jnp.minimum(log_p, lift))
+    p = round_to(p, E4M3) if recipe.backward == "fp8" else round_to_bfloat16(p)
+    contributes = visible & rows.contributes[..., None]
+    p = jnp.where(contributes, p, 0.0)
+    d_p = _einsum("bkgth,bksh->bkgts", rows.output_gradient, value)
+    centred = (d_p + rows.row_statistic[..., None]) * p
+    score_gradient = centred * (1.0 / _multiplier(recipe) ** 2)
+    return p, jnp.where(contributes, score_gradient, 0.0)
+
+
+def _round_score_gradient(recipe: Recipe, score_gradient: jax.Array) -> jax.Array:
+    if recipe.backward == "fp8":
+        return round_to(score_gradient, E4M3)
+    return round_to_bfloat16(score_gradient)
+
+
+def _einsum(spec: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.einsum(spec, x, y, precision=lax.Precision.HIGHEST)
+
+
+def _join_keys(tiles: jax.Array) -> jax.Array:
+    """[tiles, B, K, 128, H] to [B, K, S, H]."""
+    joined = jnp.moveaxis(tiles, 0, 2)
+    return joined.reshape(*joined.shape[:2], -1, joined.shape[-1])
+
+
+def _sum_to(x: jax.Array, bias: jax.Array) -> jax.Array:
+    """Sums [B, N, T, 128] over the axes that the bias broadcasts."""
+    axes = tuple(axis for axis in range(4) if bias.shape[axis] == 1)
+    return jnp.sum(x, axis=axes, keepdims=True)
+
+
+def _join_bias(tiles: jax.Array, bias: jax.Array, num_keys: int) -> jax.Array:
+    """[tiles, ..., 128 or 1] to the bias's shape."""
+    if bias.shape[-1] == 1:
+        return jnp.sum(tiles, axis=0)
+    joined = jnp.moveaxis(tiles, 0, -2)
+    return joined.reshape(*joined.shape[:-2], -1)[..., :num_keys]
