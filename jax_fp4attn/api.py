@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,49 @@ from jax_fp4attn.recipe import Recipe
 MAX_HEAD_SIZE = 256
 
 _DTYPES = (jnp.bfloat16, jnp.float32)
+
+# Outside a jit of the caller's the many small operations would be compiled and dispatched one by one.
+_attention_with_lse = jax.jit(attention_with_lse, static_argnums=(0,))
+
+
+@overload
+def attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = ...,
+    mask: ArrayLike | None = ...,
+    *,
+    scale: float | None = ...,
+    is_causal: bool = ...,
+    query_seq_lengths: ArrayLike | None = ...,
+    key_value_seq_lengths: ArrayLike | None = ...,
+    local_window_size: int | tuple[int, int] | None = ...,
+    segment_ids: SegmentIds | None = ...,
+    recipe: Recipe | None = ...,
+    implementation: str | Sequence[str] | None = ...,
+    return_residual: Literal[False] = ...,
+) -> jax.Array: ...
+
+
+@overload
+def attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = ...,
+    mask: ArrayLike | None = ...,
+    *,
+    scale: float | None = ...,
+    is_causal: bool = ...,
+    query_seq_lengths: ArrayLike | None = ...,
+    key_value_seq_lengths: ArrayLike | None = ...,
+    local_window_size: int | tuple[int, int] | None = ...,
+    segment_ids: SegmentIds | None = ...,
+    recipe: Recipe | None = ...,
+    implementation: str | Sequence[str] | None = ...,
+    return_residual: Literal[True],
+) -> tuple[jax.Array, jax.Array]: ...
 
 
 def attention(
@@ -49,7 +93,8 @@ def attention(
       bias: Floating, broadcastable to [*B, N, T, S] with all its dimensions present; added after the scale, natural-log
         units. Reference implementation only. Differentiable.
       mask: bool, broadcastable to [*B, N, T, S] with all its dimensions present; True keeps. Reference implementation
-        only.
+        only. A key that is hidden from every query has no influence at all; one that some query sees shares its block
+        scales with its neighbours.
       scale: Softmax scale, a positive Python number; None for ``1 / sqrt(H)``.
       is_causal: Query i sees keys j <= i. Aligned at the top left, as in ``jax.nn``: with T = 1 it sees key 0 only, so
         leave it off when decoding against a cache.
@@ -84,11 +129,12 @@ def attention(
     num_keys = key.shape[-3]
     scores_shape = (*batch, num_heads, num_queries, num_keys)
     is_causal = _check_bool("is_causal", is_causal)
+    return_residual = _check_bool("return_residual", return_residual)
     config = OperatorConfig(
         recipe=_check_recipe(recipe, is_causal),
         scale=_check_scale(scale, head_size),
         is_causal=is_causal,
-        window=_check_window(local_window_size),
+        window=_check_window(local_window_size, num_queries + num_keys),
     )
     implementations.select(implementation)
     if bias is not None:
@@ -102,9 +148,9 @@ def attention(
         segment_ids=_check_segments(segment_ids, batch, num_queries, num_keys),
     )
     flat = (x.reshape(-1, *x.shape[-3:]) for x in (query, key, value))
-    output, lse = attention_with_lse(config, *flat, bias, visibility)
-    output = output.reshape(query.shape)
-    if _check_bool("return_residual", return_residual):
+    output, lse = _attention_with_lse(config, *flat, bias, visibility)
+    output = jnp.reshape(output, query.shape)
+    if return_residual:
         return output, lse.reshape(*batch, num_queries, num_heads)
     return output
 
@@ -183,14 +229,21 @@ def _check_scale(scale: float | None, head_size: int) -> float:
     return float(scale)
 
 
-def _check_window(window: int | tuple[int, int] | None) -> tuple[int, int] | None:
+def _check_window(window: int | tuple[int, int] | None, whole: int) -> tuple[int, int] | None:
     if window is None:
         return None
+    if isinstance(window, jax.core.Tracer):
+        raise TypeError(
+            "local_window_size: expected Python ints, got a traced value; it is part of the compiled program"
+        )
+    if not isinstance(window, int | np.integer | Sequence | np.ndarray):
+        raise TypeError(f"local_window_size: expected an int or (left, right), got {type(window).__name__}")
     sides = (window, window) if isinstance(window, int | np.integer) else tuple(window)
     is_int = [isinstance(side, int | np.integer) and not isinstance(side, bool) for side in sides]
     if len(sides) != 2 or not all(is_int) or min(sides) < 0:
         raise ValueError(f"local_window_size: expected an int or (left, right), all >= 0, got {window!r}")
-    return int(sides[0]), int(sides[1])
+    # A side beyond the whole sequence hides nothing, and positions plus a huge one would overflow int32.
+    return min(int(sides[0]), whole), min(int(sides[1]), whole)
 
 
 def _check_scores_like(name: str, x: ArrayLike, shape: tuple[int, ...]) -> jax.Array:
