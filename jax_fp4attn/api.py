@@ -109,8 +109,8 @@ def attention(
     Returns:
       Output [*B, T, N, H] of the query's dtype; with ``return_residual`` also the lse, float32 [*B, T, N], natural log
       of the denominator that the recipe normalises by, differentiable. A row that sees no key has output 0, lse -inf
-      and gradients 0. With a shiftless recipe (``row_reference="zero"``) a row whose largest score leaves about -76 to
-      88 nats has output 0 and lse -inf or +inf.
+      and gradients 0. With a shiftless recipe (``row_reference="zero"``) a row whose largest score is below about -76
+      nats has output 0 and lse -inf, and scores above about 88 nats saturate: they weigh alike.
 
     Raises:
       ValueError: For a shape or a value that does not fit; the message names the argument.

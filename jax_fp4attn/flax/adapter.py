@@ -112,7 +112,7 @@ class AttentionFn:
             raise TypeError(f"is_causal: expected a Python bool, got {type(is_causal).__name__}")
         is_causal = bool(is_causal) or self.is_causal
         _refuse_causal_decoding(is_causal, query, key)
-        output = attention(
+        return attention(
             query,
             key,
             value,
@@ -124,8 +124,6 @@ class AttentionFn:
             recipe=self.recipe,
             implementation=self.implementation,
         )
-        assert isinstance(output, jax.Array)
-        return output
 
 
 def make_attention_fn(

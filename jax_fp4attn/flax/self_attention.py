@@ -132,7 +132,7 @@ def self_attention(
         query = apply_rotary(query, positions, rope_theta)
         key = apply_rotary(key, positions, rope_theta)
     ids = None if segment_ids is None else jnp.asarray(segment_ids)
-    output = attention(
+    return attention(
         query,
         key,
         value,
@@ -144,8 +144,6 @@ def self_attention(
         recipe=recipe,
         implementation=implementation,
     )
-    assert isinstance(output, jax.Array)
-    return output
 
 
 def _check_positive(name: str, x: int) -> None:
