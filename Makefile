@@ -18,7 +18,7 @@ help: ## Show this help
 	@echo "  PYTEST_FLAGS='-x -k nvfp4' replaces the flags of make test."
 
 demo: $(VENV)/.installed-examples ## Train a small language model with FP4 attention
-	$(BIN) examples/train_language_model.py
+	$(BIN) -m examples.train_language_model
 
 test: $(VENV)/.installed-test ## Run the tests and doctests
 	$(BIN) -m pytest $(PYTEST_FLAGS)

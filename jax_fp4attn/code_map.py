@@ -131,8 +131,11 @@ class MapSchedule:
             )
         if (self.alternate is None) != (not any(self.alternate_pairs)):
             raise ValueError("MapSchedule: alternate and alternate_pairs are given together or not at all")
-        if self.alternate is not None and not any(self.alternate_query_tiles):
-            raise ValueError("MapSchedule.alternate_query_tiles: at least one must be True")
+        if len(self.alternate_query_tiles) != 2 or not any(self.alternate_query_tiles):
+            raise ValueError(
+                "MapSchedule.alternate_query_tiles: expected two bools (even, odd), at least one of them True, got "
+                f"{self.alternate_query_tiles!r}"
+            )
 
 
 def uniform(code_map: CodeMap) -> MapSchedule:

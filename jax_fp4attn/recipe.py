@@ -166,7 +166,9 @@ class Recipe:
             "'online_max' with every other p_format (their range needs P <= 2**8)",
         )
         self._require(
-            direct == (self.code_map is not None), "code_map", "a MapSchedule with p_format='mxfp4' and None otherwise"
+            isinstance(self.code_map, MapSchedule) if direct else self.code_map is None,
+            "code_map",
+            "a MapSchedule with p_format='mxfp4' and None otherwise",
         )
         if self.p_exponent_rule != "ceil":
             check_exponent_rule(self.p_exponent_rule, "Recipe.p_exponent_rule")
@@ -179,7 +181,7 @@ class Recipe:
         if not direct:
             self._require(self.p_scale_shift == 0, "p_scale_shift", "0 unless p_format='mxfp4'")
             self._require(self.denominator != "sampled", "denominator", "'sampled' only with p_format='mxfp4'")
-        self._require(self.p_tensor_scale > 0, "p_tensor_scale", "a positive number")
+        self._require(0 < self.p_tensor_scale < math.inf, "p_tensor_scale", "a finite positive number")
         if self.p_format != "nvfp4":
             self._require(self.p_tensor_scale == 1, "p_tensor_scale", "1 unless p_format='nvfp4'")
 

@@ -174,7 +174,8 @@ def decode(codes: ArrayLike, fmt: MiniFloat) -> jax.Array:
     value = jnp.where(magnitude < (1 << fmt.mantissa_bits), subnormal, normal)
     if fmt.first_special < 1 << (fmt.bits - 1):
         is_infinity = (magnitude == fmt.first_special) & (fmt.first_special != fmt.nan_code)
-        special = jnp.where(is_infinity, jnp.inf, jnp.nan)
-        value = jnp.where(magnitude >= fmt.first_special, special, value)
+        # As bits, since an array of NaNs to choose from would trip jax_debug_nans.
+        special = jnp.where(is_infinity, 0x7F800000, 0x7FC00000)
+        value = _from_bits(jnp.where(magnitude >= fmt.first_special, special, _bits(value)))
     sign = (codes >> (fmt.bits - 1)) & 1
     return jnp.where(sign == 1, -value, value)

@@ -16,7 +16,7 @@ from jax_fp4attn.formats.power_of_two import (
     encode_e8m0,
     exp2_int,
 )
-from jax_fp4attn.formats.reductions import rounded_product, sum_of_squares
+from jax_fp4attn.formats.reductions import max_magnitude, rounded_product, sum_of_squares
 
 Convention = Literal["endpoint", "ocp"]
 
@@ -75,7 +75,7 @@ def quantize_mxfp4(
     if rows_per_scale != 1 and (x.ndim < 2 or x.shape[-2] % rows_per_scale):
         raise ValueError(f"x: expected rows that {rows_per_scale} divides, got shape {x.shape}")
     tiles = _tiles(x, rows_per_scale)
-    amax = jnp.max(jnp.abs(tiles), axis=(-3, -1), keepdims=True)
+    amax = max_magnitude(tiles, (-3, -1), keepdims=True)
     if rule == "best_l2":
         exponent = _best_exponent(tiles, amax, convention, ties)
     else:
@@ -102,10 +102,9 @@ def _tiles(x: jax.Array, rows_per_scale: int) -> jax.Array:
 
 
 def _scale_exponent(exponent: jax.Array, convention: Convention) -> jax.Array:
-    """Exponent of the scale byte, clipped to leave byte 0 to blocks of zeros."""
-    if convention == "ocp":
-        exponent = exponent - _OCP_ENDPOINT_EXPONENT
-    return jnp.clip(exponent, -126, 127)
+    """Exponent of the scale byte, clipped to leave byte 0 to blocks of zeros and to keep values finite."""
+    shift = _OCP_ENDPOINT_EXPONENT if convention == "ocp" else 0
+    return jnp.clip(exponent - shift, -126, 127 - shift)
 
 
 def _to_code_units(tiles: jax.Array, exponent: jax.Array, convention: Convention) -> jax.Array:

@@ -4,16 +4,18 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.typing import ArrayLike
 
 from jax_fp4attn.formats.block_scaled import BlockScaled
 from jax_fp4attn.formats.minifloat import E2M1, E4M3, Ties, decode, encode, round_to
 from jax_fp4attn.formats.packing import pack_codes
-from jax_fp4attn.formats.reductions import sum_of_squares
+from jax_fp4attn.formats.reductions import max_magnitude, sum_of_squares
 
 ScaleFold = Literal["none", "k64_mse", "k64_max"]
 
 BLOCK = 16
+_SMALLEST_NORMAL = 2.0**-126
 _FOLD_WIDTH = 128
 _FOLD_MULTIPLIERS = (0.25, 0.3125, 0.375, 0.4375, 0.5, 0.625, 0.75, 0.875, 1.0, 1.125, 1.25)
 
@@ -33,10 +35,10 @@ def nvfp4_tensor_scale(x: ArrayLike, axis: int | tuple[int, ...] | None = None) 
       >>> float(nvfp4_tensor_scale(jnp.array([2688.0, 1.0]))[0])
       1.0
     """
-    amax = _amax(jnp.asarray(x, jnp.float32), axis, keepdims=True)
+    amax = max_magnitude(jnp.asarray(x, jnp.float32), axis, keepdims=True)
     scale = amax / (E2M1.max_value * E4M3.max_value)
     # A subnormal scale may be flushed to zero.
-    return jnp.where(amax == 0, 1.0, jnp.maximum(scale, jnp.finfo(jnp.float32).tiny))
+    return jnp.where(amax == 0, 1.0, jnp.maximum(scale, _SMALLEST_NORMAL))
 
 
 def quantize_nvfp4(
@@ -86,7 +88,7 @@ def quantize_nvfp4(
         scaled = x * (1.0 / tensor_scale)
     blocks = scaled.reshape(*x.shape[:-1], x.shape[-1] // BLOCK, BLOCK)
     if fold == "none":
-        scales = encode(_amax(blocks, -1), E4M3, divisor=E2M1.max_value)
+        scales = encode(max_magnitude(blocks, -1), E4M3, divisor=E2M1.max_value)
     else:
         # [..., group of 128, half, block of the half, element]
         halves = scaled.reshape(*x.shape[:-1], x.shape[-1] // _FOLD_WIDTH, 2, 4, BLOCK)
@@ -96,18 +98,17 @@ def quantize_nvfp4(
     return BlockScaled(pack_codes(codes.reshape(x.shape)), scales, tensor_scale, block_size=BLOCK)
 
 
-def _amax(x: jax.Array, axis: int | tuple[int, ...] | None, keepdims: bool = False) -> jax.Array:
-    return jnp.max(jnp.abs(x), axis=axis, keepdims=keepdims)
-
-
 def _shared_scale(halves: jax.Array, *, search: bool, ties: Ties) -> jax.Array:
     """E4M3 bytes [..., 1, 4] shared by both halves of [..., 2, 4, 16]."""
-    amax = _amax(halves, (-3, -1), keepdims=True)
+    amax = max_magnitude(halves, (-3, -1), keepdims=True)
     best_scale = encode(amax, E4M3, divisor=E2M1.max_value)
     if not search:
         return best_scale[..., 0]
-    best_error = jnp.full(amax.shape, jnp.inf, jnp.float32)
-    for multiplier in _FOLD_MULTIPLIERS:
+
+    def try_multiplier(
+        best: tuple[jax.Array, jax.Array], multiplier: jax.Array
+    ) -> tuple[tuple[jax.Array, jax.Array], None]:
+        best_scale, best_error = best
         scale = encode(amax * multiplier, E4M3, divisor=E2M1.max_value)
         step = decode(scale, E4M3)
         values = round_to(halves, E2M1, ties=ties, divisor=step) * step
@@ -115,6 +116,9 @@ def _shared_scale(halves: jax.Array, *, search: bool, ties: Ties) -> jax.Array:
         difference = jnp.moveaxis(values - halves, -3, -2).reshape(*halves.shape[:-3], 4, 2 * BLOCK)
         error = sum_of_squares(difference)[..., None, :, None]
         better = error < best_error
-        best_scale = jnp.where(better, scale, best_scale)
-        best_error = jnp.where(better, error, best_error)
+        return (jnp.where(better, scale, best_scale), jnp.where(better, error, best_error)), None
+
+    # A loop, since eleven copies of the body take a compiler ten seconds.
+    start = (best_scale, jnp.full_like(amax, jnp.inf))
+    (best_scale, _), _ = lax.scan(try_multiplier, start, jnp.asarray(_FOLD_MULTIPLIERS, jnp.float32))
     return best_scale[..., 0]

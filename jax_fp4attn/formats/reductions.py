@@ -1,8 +1,26 @@
-"""Arithmetic that compilers round alike: a search by error must pick the same scale anywhere."""
+"""Arithmetic that every compiler leaves as it is: a scale must be the same byte everywhere."""
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.typing import ArrayLike
+
+
+def max_magnitude(x: jax.Array, axis: int | tuple[int, ...] | None = None, *, keepdims: bool = False) -> jax.Array:
+    """Largest magnitude along axes; NaN if there is a NaN.
+
+    Args:
+      x: float32 array.
+      axis: Axes to reduce; None for all.
+      keepdims: Whether to keep the reduced axes, with size 1.
+
+    Returns:
+      float32 array.
+    """
+    # As integers: XLA's maximum of floats loses NaN on a CPU (openxla/xla#21461).
+    bits = lax.bitcast_convert_type(x, jnp.int32) & 0x7FFFFFFF
+    largest = jnp.max(bits, axis=axis, keepdims=keepdims)
+    return lax.bitcast_convert_type(largest, jnp.float32)
 
 
 def rounded_product(a: ArrayLike, b: ArrayLike) -> jax.Array:

@@ -139,10 +139,11 @@ def _row_operands(
 ) -> _RowOperands:
     recipe = config.recipe
     multiplier = _multiplier(recipe)
-    query = gradient_operand_values(recipe, operands.query, operands.score_query)
+    query = group_heads(gradient_operand_values(recipe, operands.query, operands.score_query), num_kv_heads)
     lse, output = group_heads(lse, num_kv_heads), group_heads(output, num_kv_heads)
-    # A row without a finite denominator has a constant output. The selects keep what its cotangent holds away.
+    # A row without a finite denominator has a constant output. The selects keep away what it and its cotangent hold.
     contributes = ~jnp.isinf(lse)
+    query = jnp.where(contributes[..., None], query, 0.0)
     d_output = group_heads(round_to_bfloat16(output_gradient), num_kv_heads)
     d_output = jnp.where(contributes[..., None], d_output, 0.0)
     d_lse = jnp.zeros_like(lse)
@@ -156,7 +157,7 @@ def _row_operands(
     statistic = (multiplier * multiplier) * scale[..., 0] * d_lse
     statistic = statistic - multiplier * jnp.sum(output * d_output, axis=-1)
     return _RowOperands(
-        query=group_heads(query, num_kv_heads),
+        query=query,
         output_gradient=d_output,
         row_statistic=statistic,
         lse_statistic=_lift_bits(recipe) - (jnp.where(contributes, lse, 0.0) + recipe.backward_lse_correction) * LOG2_E,

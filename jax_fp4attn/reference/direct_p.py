@@ -35,7 +35,9 @@ def probability_tile(config: OperatorConfig, raw: jax.Array, ref: jax.Array) -> 
     """
     recipe = config.recipe
     quarters = raw.reshape(*raw.shape[:-1], -1, QUARTER)
-    byte = _scale_byte(config, jnp.max(quarters, axis=-1), ref[..., None])
+    # XLA:CPU may lose a NaN in a maximum, even with zero, but not in a comparison and a select.
+    block_max = jnp.where(jnp.any(jnp.isnan(quarters), axis=-1), jnp.nan, jnp.max(quarters, axis=-1))
+    byte = _scale_byte(config, block_max, ref[..., None])
     shift = recipe.p_scale_shift
     working = jnp.maximum(byte, shift + 1)
     stored = jnp.where(byte == _NAN_BYTE, byte, jnp.where(byte > shift, byte - shift, 1))
@@ -43,7 +45,7 @@ def probability_tile(config: OperatorConfig, raw: jax.Array, ref: jax.Array) -> 
     bias = (_LOG2_SIX - (working - _BIAS)) - ref[..., None] * config.log2_scale
     assert recipe.code_map is not None
     payload = apply_schedule(recipe.code_map, quarters, config.log2_scale, bias[..., None])
-    codes = round_to(jnp.maximum(payload, 0.0), E2M1)
+    codes = round_to(jnp.where(payload < 0, 0.0, payload), E2M1)
     scaled = (alpha[..., None] * codes).reshape(raw.shape)
     return scaled, _denominator(config, raw, ref, codes, alpha)
 

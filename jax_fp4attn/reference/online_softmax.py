@@ -69,7 +69,6 @@ def _round_probabilities(recipe: Recipe, p: jax.Array) -> jax.Array:
 
 def _round_nvfp4(p: jax.Array, tensor_scale: float) -> jax.Array:
     """Values of NVFP4 in blocks of 16 keys; the rule of :func:`jax_fp4attn.formats.quantize_nvfp4`."""
-    blocks = p.reshape(*p.shape[:-1], -1, _NVFP4_BLOCK) / tensor_scale
-    scale = round_to(jnp.max(blocks, axis=-1, keepdims=True) / E2M1.max_value, E4M3)
-    quotient = jnp.where(scale == 0, 0.0, blocks / jnp.where(scale == 0, 1.0, scale))
-    return (round_to(quotient, E2M1) * (scale * tensor_scale)).reshape(p.shape)
+    blocks = p.reshape(*p.shape[:-1], -1, _NVFP4_BLOCK) * (1.0 / tensor_scale)
+    scale = round_to(jnp.max(blocks, axis=-1, keepdims=True), E4M3, divisor=E2M1.max_value)
+    return (round_to(blocks, E2M1, divisor=scale) * (scale * tensor_scale)).reshape(p.shape)

@@ -3,9 +3,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 from jax import lax
 
 from jax_fp4attn.formats import E2M1, decode, pack_codes, unpack_codes
@@ -31,16 +28,11 @@ def test_unpacking_every_byte_gives_low_then_high_nibble():
     np.testing.assert_array_equal(codes[1::2], packed // 16)
 
 
-@given(
-    codes=hnp.arrays(
-        np.uint8,
-        st.tuples(st.integers(0, 3), st.integers(1, 3), st.sampled_from([0, 2, 6])),
-        elements=st.integers(0, 15),
-    )
-)
-def test_unpacking_undoes_packing(codes):
+@pytest.mark.parametrize("shape", [(0,), (2,), (3, 6), (2, 0, 4), (2, 3, 4)])
+def test_unpacking_undoes_packing(shape):
+    codes = np.random.default_rng(0).integers(0, 16, shape, dtype=np.uint8)
     packed = pack_codes(codes)
-    assert packed.shape == (*codes.shape[:-1], codes.shape[-1] // 2)
+    assert packed.shape == (*shape[:-1], shape[-1] // 2)
     np.testing.assert_array_equal(unpack_codes(packed), codes)
 
 

@@ -2,11 +2,32 @@ import jax
 import numpy as np
 import pytest
 
-from jax_fp4attn.formats.reductions import rounded_product, sum_of_squares
+from jax_fp4attn.formats.reductions import max_magnitude, rounded_product, sum_of_squares
 from tests.formats import oracles
 from tests.formats.oracles import assert_same_floats
 
 transforms = pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["eager", "jit"])
+
+
+class TestMaxMagnitude:
+    @transforms
+    @pytest.mark.parametrize("axis", [None, -1, (-3, -1)])
+    def test_is_the_maximum_of_numpy(self, axis, transform):
+        x = np.random.default_rng(0).standard_normal((16, 4, 3, 32)).astype(np.float32)
+        x[3, 1, 2, 5], x[4] = -np.inf, -0.0
+        for keepdims in (False, True):
+            largest = transform(lambda x, k=keepdims: max_magnitude(x, axis, keepdims=k))(x)
+            assert_same_floats(largest, np.abs(x).max(axis, keepdims=keepdims))
+
+    @transforms
+    @pytest.mark.parametrize("axis", [-1, (-3, -1)])
+    @pytest.mark.parametrize("nan", [0x7FC00000, 0xFFC00000, 0x7F800001])
+    def test_keeps_nan(self, nan, axis, transform):
+        # Large enough for a vectorised reduction.
+        x = np.random.default_rng(0).standard_normal((64, 4, 3, 32)).astype(np.float32)
+        x[5, 1, 2, 7] = np.array(nan, np.uint32).view(np.float32)
+        x[5, 1, 2, 8] = np.inf
+        assert_same_floats(transform(lambda x: max_magnitude(x, axis))(x), np.abs(x).max(axis))
 
 
 class TestSumOfSquares:

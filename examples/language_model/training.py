@@ -1,0 +1,180 @@
+"""Training of one model: settings, step, held-out loss and the loop."""
+
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from examples.language_model.data import Corpus, spread_windows, training_batch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """Settings of the training.
+
+    Attributes:
+      steps: Number of optimiser steps.
+      batch: Windows of text in a step.
+      sequence_length: Bytes to predict in a window.
+      seed: Of parameters, data and samples.
+      learning_rate: The largest; reached after the warm-up, then a cosine down to a tenth.
+      warmup_fraction: Part of the steps in which the learning rate rises.
+      weight_decay: Of AdamW.
+      max_gradient_norm: Gradients are scaled down to this norm.
+      evaluations: How often in the training the held-out loss is measured and a checkpoint written.
+      evaluation_windows: On how many windows.
+    """
+
+    steps: int = 300
+    batch: int = 4
+    sequence_length: int = 256
+    seed: int = 0
+    learning_rate: float = 4e-3
+    warmup_fraction: float = 0.06
+    weight_decay: float = 0.1
+    max_gradient_norm: float = 1.0
+    evaluations: int = 10
+    evaluation_windows: int = 16
+
+    def is_evaluated(self, step: int) -> bool:
+        """Whether the held-out loss is measured after so many steps."""
+        return step % max(1, self.steps // self.evaluations) == 0 or step == self.steps
+
+
+@dataclasses.dataclass
+class History:
+    """What a training has measured so far.
+
+    Attributes:
+      training_loss: Nats a byte, of each step.
+      held_out_loss: Number of steps and nats a byte, of each evaluation.
+      timed_steps: Number of steps timed; those that compile are not.
+      seconds: Time they took.
+    """
+
+    training_loss: list[float] = dataclasses.field(default_factory=list)
+    held_out_loss: list[tuple[int, float]] = dataclasses.field(default_factory=list)
+    timed_steps: int = 0
+    seconds: float = 0.0
+
+    @property
+    def step(self) -> int:
+        """Number of steps taken."""
+        return len(self.training_loss)
+
+    @property
+    def seconds_per_step(self) -> float:
+        """Mean time of a step, NaN before one has been timed."""
+        return self.seconds / self.timed_steps if self.timed_steps else math.nan
+
+
+def make_optimizer(model: nnx.Module, config: TrainingConfig) -> nnx.Optimizer:
+    """Makes AdamW with warm-up, cosine decay and clipping.
+
+    Args:
+      model: What to train.
+      config: Settings.
+
+    Returns:
+      The optimiser.
+    """
+    schedule = optax.warmup_cosine_decay_schedule(
+        init_value=0.0,
+        peak_value=config.learning_rate,
+        warmup_steps=round(config.warmup_fraction * config.steps),
+        decay_steps=config.steps,
+        end_value=0.1 * config.learning_rate,
+    )
+    transformation = optax.chain(
+        optax.clip_by_global_norm(config.max_gradient_norm),
+        optax.adamw(schedule, b2=0.95, weight_decay=config.weight_decay),
+    )
+    return nnx.Optimizer(model, transformation, wrt=nnx.Param)
+
+
+def mean_loss(model: nnx.Module, windows: jax.Array) -> jax.Array:
+    """Cross-entropy in nats a byte of int [B, T + 1]: each byte is predicted from those before it."""
+    logits = model(windows[:, :-1])
+    return optax.softmax_cross_entropy_with_integer_labels(logits, windows[:, 1:]).mean()
+
+
+@nnx.jit
+def train_step(model: nnx.Module, optimizer: nnx.Optimizer, windows: jax.Array) -> jax.Array:
+    """Updates model and optimiser in place.
+
+    Args:
+      model: What to train.
+      optimizer: Its optimiser.
+      windows: int [B, T + 1].
+
+    Returns:
+      The loss before the update.
+    """
+    loss, gradients = nnx.value_and_grad(mean_loss)(model, windows)
+    optimizer.update(model, gradients)
+    return loss
+
+
+_jitted_mean_loss = nnx.jit(mean_loss)
+
+
+def held_out_loss(model: nnx.Module, windows: np.ndarray, batch: int) -> float:
+    """Mean loss over windows.
+
+    Args:
+      model: The model.
+      windows: int [windows, T + 1].
+      batch: How many to evaluate at a time; windows that fill no batch are left out.
+
+    Returns:
+      Nats a byte.
+    """
+    batch = min(batch, len(windows))
+    starts = range(0, len(windows) - batch + 1, batch)
+    return float(np.mean([_jitted_mean_loss(model, jnp.asarray(windows[start : start + batch])) for start in starts]))
+
+
+def train(
+    model: nnx.Module,
+    optimizer: nnx.Optimizer,
+    corpus: Corpus,
+    config: TrainingConfig,
+    history: History,
+    save: Callable[[], None],
+) -> Iterator[float]:
+    """Trains from where ``history`` ends to the last step.
+
+    Args:
+      model: What to train; updated in place.
+      optimizer: Its optimiser; updated in place.
+      corpus: Text.
+      config: Settings.
+      history: Extended in place.
+      save: Called after each evaluation, when model, optimiser and history belong together.
+
+    Yields:
+      The loss of each step.
+    """
+    draw = functools.partial(training_batch, corpus.training, seed=config.seed)
+    windows = spread_windows(corpus.held_out, count=config.evaluation_windows, length=config.sequence_length)
+    is_compiled = False
+    while history.step < config.steps:
+        start = time.perf_counter()
+        batch = jnp.asarray(draw(step=history.step, batch=config.batch, length=config.sequence_length))
+        loss = float(train_step(model, optimizer, batch))
+        if is_compiled:
+            history.seconds += time.perf_counter() - start
+            history.timed_steps += 1
+        is_compiled = True
+        history.training_loss.append(loss)
+        if config.is_evaluated(history.step):
+            history.held_out_loss.append((history.step, held_out_loss(model, windows, config.batch)))
+            save()
+        yield loss

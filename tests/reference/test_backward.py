@@ -1,0 +1,294 @@
+"""Gradients of every recipe against the float64 straight-through oracle, and against exact attention."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import jax_fp4attn
+from jax_fp4attn import recipes
+from tests import oracles, shapes
+from tests.assertions import assert_close, cosine, relative_l2
+from tests.shapes import SHAPES, Shape
+
+MAIN = Shape((1,), 132, 287, 2, 1, 64)  # as in test_forward.py, which then has compiled the programs
+CAUSAL = Shape((2,), 128, 128, 2, 2, 64)
+
+ALL_RECIPES = {
+    **recipes.named(),
+    "guarded": recipes.guarded(10, 16),
+    "guarded_raw_margin": recipes.guarded_raw_margin(110, 16),
+}
+
+
+def input_gradients(result: shapes.Result) -> tuple[np.ndarray, ...]:
+    """dQ, dK and dV."""
+    return result[2:5]
+
+
+def assert_gradients_agree(result: shapes.Result, expected: oracles.Gradients) -> None:
+    """Asserts equality of dQ, dK and dV up to P and dS codes that float32 arithmetic moves across a boundary.
+
+    One moved code changes a row by less than a per cent; a step left out or put in costs two to four.
+    """
+    for name, actual, oracle in zip(("dQ", "dK", "dV"), input_gradients(result), expected[:3], strict=True):
+        error = relative_l2(actual, oracles.bfloat16(oracle).reshape(actual.shape))
+        assert error < 4e-3, f"{name}: {error:.1e}"
+
+
+def straight_through(
+    recipe: jax_fp4attn.Recipe, inputs: shapes.Inputs, result: shapes.Result, *, rounded: bool, bias=None, **options
+) -> oracles.Gradients:
+    """The oracle's gradients for the output and lse that the library's forward gave."""
+    call = shapes.oracle_call(inputs, bias, **options)
+    output, d_output = (x.reshape(call.query.shape) for x in (result.output, inputs.d_output))
+    lse, d_lse = (x.reshape(call.query.shape[:3]) for x in (result.lse, inputs.d_lse))
+    return oracles.straight_through(recipe, call, output, lse, d_output, d_lse, rounded=rounded)
+
+
+class TestRecipes:
+    @pytest.mark.parametrize("name", ALL_RECIPES)
+    def test_every_recipe_differentiates_as_its_oracle(self, name):
+        recipe, inputs = ALL_RECIPES[name], shapes.normal(MAIN)
+        result = shapes.evaluate(inputs, recipe=recipe)
+        assert_gradients_agree(result, straight_through(recipe, inputs, result, rounded=True))
+
+    @pytest.mark.parametrize("name", ["square", "accurate", "nvfp4_pv", "causal_mxfp4", "train"])
+    def test_points_the_way_of_the_exact_gradient(self, name):
+        inputs = shapes.normal(MAIN)
+        result = shapes.evaluate(inputs, recipe=ALL_RECIPES[name])
+        exact = oracles.exact_gradients(shapes.oracle_call(inputs), inputs.d_output, inputs.d_lse)
+        for actual, expected in zip(input_gradients(result), exact[:3], strict=True):
+            assert cosine(actual, expected) > 0.95
+            assert 0.9 < np.linalg.norm(oracles.float64(actual)) / np.linalg.norm(expected) < 1.1
+
+    def test_control_recipe_has_the_exact_gradient_to_bfloat16(self):
+        inputs = shapes.normal(MAIN)
+        result = shapes.evaluate(inputs, recipe=recipes.bf16)
+        exact = oracles.exact_gradients(shapes.oracle_call(inputs), inputs.d_output, inputs.d_lse)
+        for actual, expected in zip(input_gradients(result), exact[:3], strict=True):
+            assert relative_l2(actual, expected) < 2**-7
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"backward_qk": "represented"},
+            {"backward_qk": "represented", "backward": "bf16"},
+            {"backward_multiplier": 0.5, "backward_p_lift_bits": 3},
+            {"output_gradient_scale": "unit", "backward_lse_correction": 0.25},
+        ],
+        ids=lambda changes: "-".join(changes),
+    )
+    def test_fields_that_no_named_recipe_sets(self, changes):
+        recipe = dataclasses.replace(recipes.train, **changes)
+        inputs = shapes.normal(Shape((1,), 40, 150, 2, 1, 64), seed=1)
+        result = shapes.evaluate(inputs, recipe=recipe)
+        assert_gradients_agree(result, straight_through(recipe, inputs, result, rounded=True))
+
+    def test_bfloat16_accumulation_rounds_dq_at_every_tile(self):
+        inputs = shapes.normal(MAIN)
+        float32, per_tile = (
+            shapes.evaluate(inputs, recipe=dataclasses.replace(recipes.train_unit_gradient_scale, dq_accumulation=how))
+            for how in ("float32", "bfloat16_per_tile")
+        )
+        np.testing.assert_array_equal(float32.d_key, per_tile.d_key)
+        error = relative_l2(per_tile.d_query, float32.d_query)
+        assert 1e-4 < error < 2**-8
+
+
+class TestTrainingRecipe:
+    @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+    def test_every_shape_agrees_with_the_oracle(self, shape):
+        inputs = shapes.normal(shape)
+        result = shapes.evaluate(inputs, recipe=recipes.train, is_causal=True)
+        rounded = straight_through(recipes.train, inputs, result, rounded=True, is_causal=True)
+        assert_gradients_agree(result, rounded)
+
+    @pytest.mark.parametrize("name", ["mha", "gqa_4_to_1", "head_size_256"])
+    def test_rounding_of_p_and_ds_costs_a_few_per_cent(self, name):
+        inputs = shapes.normal(SHAPES[name])
+        result = shapes.evaluate(inputs, recipe=recipes.train, is_causal=True)
+        unrounded = straight_through(recipes.train, inputs, result, rounded=False, is_causal=True)
+        for actual, expected, bound in zip(input_gradients(result), unrounded[:3], (0.07, 0.04, 0.04), strict=True):
+            assert relative_l2(actual, expected) < bound
+
+    @pytest.mark.parametrize("name", ["mha", "gqa_4_to_1", "head_size_256"])
+    def test_points_the_way_of_the_exact_gradient(self, name):
+        inputs = shapes.normal(SHAPES[name])
+        result = shapes.evaluate(inputs, recipe=recipes.train, is_causal=True)
+        call = shapes.oracle_call(inputs, is_causal=True)
+        exact = oracles.exact_gradients(call, inputs.d_output, inputs.d_lse)
+        for actual, expected in zip(input_gradients(result), exact[:3], strict=True):
+            assert cosine(actual, expected) > 0.95
+
+    @pytest.mark.parametrize("std", [1e-3, 1e-8, 1e6])
+    def test_the_magnitude_of_the_cotangent_does_not_matter(self, std):
+        # A power of two near `std`, so that the gradient scale undoes it exactly.
+        factor = 2.0 ** round(np.log2(std))
+        inputs = shapes.normal(CAUSAL)
+        result = shapes.evaluate(inputs, recipe=recipes.train, is_causal=True)
+        scaled = inputs._replace(
+            d_output=(factor * inputs.d_output.astype(np.float32)).astype(ml_dtypes.bfloat16),
+            d_lse=(factor * inputs.d_lse).astype(np.float32),
+        )
+        from_scaled = shapes.evaluate(scaled, recipe=recipes.train, is_causal=True)
+        for small, one in zip(input_gradients(from_scaled), input_gradients(result), strict=True):
+            np.testing.assert_array_equal(oracles.float64(small), factor * oracles.float64(one))
+
+    def test_an_unscaled_cotangent_underflows_where_a_scaled_one_does_not(self):
+        inputs = shapes.normal(CAUSAL)
+        inputs = inputs._replace(
+            d_output=(1e-8 * inputs.d_output.astype(np.float32)).astype(ml_dtypes.bfloat16),
+            d_lse=np.zeros_like(inputs.d_lse),
+        )
+        unit = dataclasses.replace(recipes.train, output_gradient_scale="unit")
+        assert not shapes.evaluate(inputs, recipe=unit, is_causal=True).d_value.any()
+        assert shapes.evaluate(inputs, recipe=recipes.train, is_causal=True).d_value.any()
+
+    def test_each_batch_entry_and_key_value_head_has_its_own_gradient_scale(self):
+        inputs = shapes.normal(CAUSAL)
+        factors = np.array([[1, 2.0**-30], [2.0**-60, 2.0**20]])[:, None, :]
+        scaled = inputs._replace(
+            d_output=(factors[..., None] * oracles.float64(inputs.d_output)).astype(ml_dtypes.bfloat16),
+            d_lse=(factors * inputs.d_lse).astype(np.float32),
+        )
+        one, many = (shapes.evaluate(x, recipe=recipes.train, is_causal=True) for x in (inputs, scaled))
+        for x, y in zip(input_gradients(one), input_gradients(many), strict=True):
+            np.testing.assert_array_equal(factors[..., None] * oracles.float64(x), oracles.float64(y))
+
+    def test_zero_cotangents_give_exact_zeros(self):
+        inputs = shapes.normal(CAUSAL)
+        inputs = inputs._replace(d_output=np.zeros_like(inputs.d_output), d_lse=np.zeros_like(inputs.d_lse))
+        for gradient in input_gradients(shapes.evaluate(inputs, recipe=recipes.train, is_causal=True)):
+            np.testing.assert_array_equal(gradient, 0)
+
+    def test_gradient_of_the_lse_alone(self):
+        inputs = shapes.normal(CAUSAL)
+        inputs = inputs._replace(d_output=np.zeros_like(inputs.d_output))
+        result = shapes.evaluate(inputs, recipe=recipes.train, is_causal=True)
+        np.testing.assert_array_equal(result.d_value, 0)
+        call = shapes.oracle_call(inputs, is_causal=True)
+        exact = oracles.exact_gradients(call, inputs.d_output, inputs.d_lse)
+        assert relative_l2(result.d_query, exact.query) < 0.15  # NVFP4 scores
+        assert relative_l2(result.d_key, exact.key) < 0.15
+        rounded = straight_through(recipes.train, inputs, result, rounded=True, is_causal=True)
+        assert relative_l2(result.d_query, oracles.bfloat16(rounded.query)) < 1e-3
+
+    @pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float32])
+    def test_gradients_have_the_dtype_of_the_inputs_and_values_of_bfloat16(self, dtype):
+        inputs = shapes.normal(SHAPES["mqa"]).astype(dtype)
+        for gradient in input_gradients(shapes.evaluate(inputs, recipe=recipes.train, is_causal=True)):
+            assert gradient.dtype == dtype
+            np.testing.assert_array_equal(oracles.float64(gradient), oracles.bfloat16(oracles.float64(gradient)))
+
+    def test_a_second_run_gives_the_same_bits(self):
+        inputs = shapes.normal(SHAPES["gqa_4_to_1"])
+        first, second = (shapes.evaluate(inputs, recipe=recipes.train, is_causal=True) for _ in range(2))
+        for x, y in zip(first[:5], second[:5], strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+class TestExact:
+    """Inputs on which no step rounds: the gradient is then the exact one, to the bfloat16 of the result."""
+
+    def test_one_visible_key_a_row(self):
+        # P is 1: dQ and dK vanish and dV is dO itself, to the three bits of E5M2.
+        inputs = self._grid_inputs(Shape((1,), 32, 32, 2, 2, 64))
+        for name in (
+            "train",
+            "fp8_pv",
+        ):  # with 4-bit V the output differs from the backward's V, so dS would not vanish
+            result = shapes.evaluate(inputs, recipe=recipes.named()[name], local_window_size=(0, 0))
+            np.testing.assert_array_equal(oracles.float64(result.d_value), oracles.float64(inputs.d_output))
+            np.testing.assert_array_equal(result.d_query, 0)
+            np.testing.assert_array_equal(result.d_key, 0)
+
+    @pytest.mark.parametrize("visible", [2, 64])
+    def test_equal_keys_in_powers_of_two(self, visible):
+        # Equal scores: P = 1 / visible exactly, and dV sums few dyadic numbers.
+        inputs = self._grid_inputs(Shape((1,), 16, visible, 2, 1, 64))
+        # An eighth of the grid: dS would leave E4M3 with the values themselves.
+        inputs = inputs._replace(key=np.repeat(inputs.key[:, :1], visible, 1), value=inputs.value / 8)
+        result = shapes.evaluate(inputs, recipe=recipes.train)
+        exact = oracles.exact_gradients(shapes.oracle_call(inputs), inputs.d_output)
+        output = oracles.exact_forward(shapes.oracle_call(inputs)).output
+        np.testing.assert_array_equal(oracles.float64(result.output), oracles.bfloat16(output))
+        np.testing.assert_array_equal(oracles.float64(result.d_value), oracles.bfloat16(exact.value))
+        # dS sums 64 products and rounds to E4M3, the only step here that is not exact.
+        assert relative_l2(result.d_key, exact.key) < 0.03
+
+    def test_two_keys_with_dyadic_gradients(self):
+        # Two equal keys, P = 1/2, V = ±1 in channel 0: dS = ±dO / 2 * scale, all of them dyadic.
+        query = np.full((1, 4, 1, 64), 6, np.float32)
+        key = np.zeros((1, 2, 1, 64), np.float32)
+        key[..., :16] = 6
+        value = np.zeros_like(key)
+        value[0, :, 0, 0] = [1, -1]
+        d_output = np.zeros_like(query)
+        d_output[0, :, 0, 0] = [1, 0.5, -2, 3]
+        inputs = shapes.Inputs(query, key, value, d_output, np.zeros((1, 4, 1), np.float32))
+        result = shapes.evaluate(inputs, recipe=recipes.train, scale=0.125)
+        exact = oracles.exact_gradients(shapes.oracle_call(inputs, scale=0.125), d_output)
+        np.testing.assert_array_equal(result.d_query, exact.query)
+        np.testing.assert_array_equal(result.d_key, exact.key)
+        np.testing.assert_array_equal(result.d_value, exact.value)
+        assert exact.key.any()
+
+    @staticmethod
+    def _grid_inputs(shape: Shape) -> shapes.Inputs:
+        """Inputs on the FP4 grid with 6 in every block of 16, so that all scales are 1; dO on the E5M2 grid."""
+        rng = np.random.default_rng(2)
+
+        def draw(length: int, heads: int) -> np.ndarray:
+            x = rng.choice(oracles.E2M1_GRID, (*shape.batch, length, heads, shape.head_size))
+            x *= rng.choice([-1, 1], x.shape)
+            x[..., ::16] = 6
+            return x.astype(ml_dtypes.bfloat16)
+
+        d_output = rng.choice([-1.5, -1, -0.5, 0.25, 0.5, 1, 1.75], (*shape.batch, shape.queries, shape.heads, 64))
+        return shapes.Inputs(
+            draw(shape.queries, shape.heads),
+            draw(shape.keys, shape.kv_heads),
+            draw(shape.keys, shape.kv_heads),
+            d_output.astype(ml_dtypes.bfloat16),
+            np.zeros((*shape.batch, shape.queries, shape.heads), np.float32),
+        )
+
+
+class TestBias:
+    SHAPE = Shape((2,), 20, 150, 4, 2, 64)
+
+    @pytest.mark.parametrize(
+        "bias_shape", [(2, 4, 20, 150), (1, 4, 20, 150), (2, 1, 1, 150), (1, 4, 20, 1), (1, 1, 1, 1)]
+    )
+    def test_gradient_of_every_broadcast_shape(self, bias_shape):
+        inputs = shapes.normal(self.SHAPE, seed=3)
+        bias = np.random.default_rng(4).standard_normal(bias_shape).astype(np.float32)
+        result = shapes.evaluate(inputs, bias, recipe=recipes.train, is_causal=True)
+        dense = straight_through(recipes.train, inputs, result, rounded=True, bias=bias, is_causal=True).bias
+        axes = tuple(axis for axis in range(4) if bias_shape[axis] == 1)
+        expected = dense.sum(axes, keepdims=True)
+        assert result.d_bias.shape == bias_shape
+        assert result.d_bias.dtype == np.float32
+        # Where a row's dS is summed, terms cancel: compare with the size of the terms.
+        size = np.sqrt((dense**2).sum(axes, keepdims=True))
+        assert np.linalg.norm(result.d_bias - expected) < 1e-3 * np.linalg.norm(size)
+        exact = oracles.exact_gradients(
+            shapes.oracle_call(inputs, bias, is_causal=True), inputs.d_output, inputs.d_lse
+        ).bias.sum(axes, keepdims=True)
+        if bias_shape[-1] != 1:
+            assert cosine(result.d_bias, exact) > 0.95
+
+    def test_a_bfloat16_bias_has_a_bfloat16_gradient(self):
+        inputs = shapes.normal(self.SHAPE, seed=3)
+        bias = np.zeros((2, 4, 20, 150), ml_dtypes.bfloat16)
+        assert shapes.evaluate(inputs, bias, recipe=recipes.train, is_causal=True).d_bias.dtype == ml_dtypes.bfloat16
+
+    def test_gradient_of_a_direct_p_recipe(self):
+        inputs = shapes.normal(self.SHAPE, seed=5)
+        bias = np.random.default_rng(6).standard_normal((2, 4, 20, 150)).astype(np.float32)
+        result = shapes.evaluate(inputs, bias, recipe=recipes.square)
+        dense = straight_through(recipes.square, inputs, result, rounded=True, bias=bias).bias
+        assert relative_l2(result.d_bias, dense) < 1e-3
