@@ -6,15 +6,31 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
 
-from jax_fp4attn import reference
 from jax_fp4attn.config import OperatorConfig, Visibility
-from jax_fp4attn.reference import BackwardOperands, Operands
+from jax_fp4attn.operations import BACKWARD, FORWARD, QUANTIZE, QUANTIZE_FOR_BACKWARD, Static
+from jax_fp4attn.reference import BackwardOperands
 from jax_fp4attn.reference.operands import head_major
+from jax_fp4attn.transforms import apply, explicit_spec, match_spec
 
 OUTPUT_NAME = "fp4attn_out"
 LSE_NAME = "fp4attn_lse"
 OPERANDS_NAME = "fp4attn_operands"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Primal:
+    """What the gradient of an input must look like."""
+
+    dtype: jnp.dtype
+    length: int
+    head_size: int
+    spec: PartitionSpec | None
+
+    @classmethod
+    def of(cls, x: jax.Array) -> "_Primal":
+        return cls(x.dtype, x.shape[1], x.shape[3], explicit_spec(x))
 
 
 @jax.tree_util.register_dataclass
@@ -25,13 +41,7 @@ class _Residuals:
     lse: jax.Array  # [B, N, T] float32
     bias: jax.Array | None
     visibility: Visibility
-    # Zero-size arrays that carry the primals' dtype and shape, which a pytree of arrays cannot hold otherwise.
-    query_like: jax.Array
-    key_like: jax.Array
-
-
-def _like(x: jax.Array) -> jax.Array:
-    return jnp.zeros((0, *x.shape[1:]), x.dtype)
+    primals: tuple[_Primal, _Primal, _Primal] = dataclasses.field(metadata={"static": True})
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -56,9 +66,10 @@ def attention_with_lse(
     Returns:
       Output [B, T, N, H] of the query's dtype and lse, float32 [B, T, N].
     """
-    operands = reference.quantize_operands(config, query, key, value, visibility)
-    output, lse = reference.forward(config, operands, bias, visibility, num_keys=key.shape[1])
-    return _output_layout(output, query), jnp.swapaxes(lse, 1, 2)
+    static = Static(config, num_keys=key.shape[1])
+    operands = apply(QUANTIZE, static, query, key, value, visibility)
+    output, lse = apply(FORWARD, static, operands, bias, visibility)
+    return _results(output, lse, _Primal.of(query))
 
 
 def _forward_rule(
@@ -69,24 +80,26 @@ def _forward_rule(
     bias: jax.Array | None,
     visibility: Visibility,
 ) -> tuple[tuple[jax.Array, jax.Array], _Residuals]:
-    operands: Operands = reference.quantize_operands(config, query, key, value, visibility)
-    saved = reference.quantize_for_backward(config, operands, query, key, value, visibility)
-    output, lse = reference.forward(config, operands, bias, visibility, num_keys=key.shape[1])
+    static = Static(config, num_keys=key.shape[1])
+    operands = apply(QUANTIZE, static, query, key, value, visibility)
+    saved = apply(QUANTIZE_FOR_BACKWARD, static, operands, query, key, value, visibility)
+    output, lse = apply(FORWARD, static, operands, bias, visibility)
     # Names bind only inside this rule: outside, a remat policy would see the custom_vjp as one opaque call.
     saved = jax.tree.map(lambda leaf: checkpoint_name(leaf, OPERANDS_NAME), saved)
     output = checkpoint_name(output.astype(jnp.bfloat16), OUTPUT_NAME)
     lse = checkpoint_name(lse, LSE_NAME)
-    residuals = _Residuals(saved, output, lse, bias, visibility, _like(query), _like(key))
-    return (_output_layout(output, query), jnp.swapaxes(lse, 1, 2)), residuals
+    primals = (_Primal.of(query), _Primal.of(key), _Primal.of(value))
+    return _results(output, lse, primals[0]), _Residuals(saved, output, lse, bias, visibility, primals)
 
 
 def _backward_rule(
     config: OperatorConfig, residuals: _Residuals, cotangents: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None, None]:
     d_output, d_lse = cotangents
-    num_keys = residuals.key_like.shape[1]
-    gradients = reference.backward(
-        config,
+    static = Static(config, num_keys=residuals.primals[1].length)
+    gradients = apply(
+        BACKWARD,
+        static,
         residuals.operands,
         residuals.output.astype(jnp.float32),
         residuals.lse,
@@ -94,20 +107,26 @@ def _backward_rule(
         jnp.swapaxes(d_lse, 1, 2),
         residuals.bias,
         residuals.visibility,
-        num_keys=num_keys,
     )
-    return (
-        _output_layout(gradients.query, residuals.query_like),
-        _output_layout(gradients.key[:, :, :num_keys], residuals.key_like),
-        _output_layout(gradients.value[:, :, :num_keys], residuals.key_like),
-        gradients.bias,
-        None,
+    d_query, d_key, d_value = (
+        _input_layout(gradient, primal)
+        for gradient, primal in zip((gradients.query, gradients.key, gradients.value), residuals.primals, strict=True)
     )
+    d_bias = None
+    if residuals.bias is not None:
+        d_bias = match_spec(gradients.bias, explicit_spec(residuals.bias))
+    return d_query, d_key, d_value, d_bias, None
 
 
 attention_with_lse.defvjp(_forward_rule, _backward_rule)
 
 
-def _output_layout(x: jax.Array, like: jax.Array) -> jax.Array:
-    """Head-major, padded [B, N, T, H'] to [B, T, N, H] of the dtype of ``like``."""
-    return jnp.swapaxes(x, 1, 2)[..., : like.shape[-1]].astype(like.dtype)
+def _input_layout(x: jax.Array, primal: _Primal) -> jax.Array:
+    """Head-major, padded [B, N, T', H'] to [B, T, N, H] of the primal's dtype and sharding."""
+    x = jnp.swapaxes(x[:, :, : primal.length, : primal.head_size], 1, 2)
+    return match_spec(x.astype(primal.dtype), primal.spec)
+
+
+def _results(output: jax.Array, lse: jax.Array, query: _Primal) -> tuple[jax.Array, jax.Array]:
+    lse_spec = None if query.spec is None else PartitionSpec(*query.spec[:3])
+    return _input_layout(output, query), match_spec(jnp.swapaxes(lse, 1, 2), lse_spec)

@@ -16,7 +16,7 @@ from jax_fp4attn.recipe import Recipe
 from jax_fp4attn.reference.backward_operands import BackwardOperands, gradient_operand_values
 from jax_fp4attn.reference.operands import score_operand_values
 from jax_fp4attn.reference.scores import ScoreTile
-from jax_fp4attn.reference.tiles import group_heads, key_positions, split_keys, ungroup_heads
+from jax_fp4attn.reference.tiles import group_heads, key_positions, split_keys, ungroup_heads, zeros_for_carry
 
 _MAX_SCALE_BITS = 100  # keeps the product of all factors inside float32
 
@@ -110,7 +110,8 @@ def backward(
         split_keys(gradient_operand_values(recipe, operands.value, operands.score_key), axis=2),
         key_positions(num_keys),
     )
-    query_gradient, (d_key, d_value, d_bias) = lax.scan(step, jnp.zeros_like(rows.query), tiles)
+    start = zeros_for_carry(rows.query.shape, operands, output, lse, output_gradient, lse_gradient, bias, visibility)
+    query_gradient, (d_key, d_value, d_bias) = lax.scan(step, start, tiles)
     unit = 1.0 / (lift * multiplier * rows.gradient_scale)
     return Gradients(
         query=ungroup_heads(round_to_bfloat16(query_gradient * unit)),

@@ -15,6 +15,7 @@ from jax_fp4attn.reference.tiles import (
     key_positions,
     split_keys,
     ungroup_heads,
+    zeros_for_carry,
 )
 
 _MXFP4_UNIT = 1.0 / 36.0  # 1/6 of P times 1/6 of V, which the products leave out
@@ -83,7 +84,8 @@ def _direct_p(score_tile: ScoreTile, tiles: _Tiles) -> tuple[jax.Array, jax.Arra
         scaled_codes, increment = direct_p.probability_tile(config, raw, ref)
         return (accumulator + _product(scaled_codes, value), denominator + increment), None
 
-    start = (jnp.zeros_like(query), jnp.zeros(rows, jnp.float32))
+    varying = (query, tiles, score_tile.bias, score_tile.visibility)
+    start = (zeros_for_carry(query.shape, varying), zeros_for_carry(rows, varying))
     (accumulator, denominator), _ = lax.scan(step, start, tiles)
     return accumulator, denominator, ref * config.log2_scale + config.recipe.p_scale_shift
 
@@ -102,11 +104,9 @@ def _online(score_tile: ScoreTile, tiles: _Tiles) -> tuple[jax.Array, jax.Array,
         accumulator = accumulator * p.correction[..., None] + _product(p.values, value)
         return (accumulator, denominator * p.correction + p.row_sum, p.row_max), None
 
-    start = (
-        jnp.zeros_like(query),
-        jnp.zeros(rows, jnp.float32),
-        jnp.full(rows, -jnp.inf, jnp.float32),
-    )
+    varying = (query, tiles, score_tile.bias, score_tile.visibility)
+    row_zeros = zeros_for_carry(rows, varying)
+    start = (zeros_for_carry(query.shape, varying), row_zeros, row_zeros - jnp.inf)
     (accumulator, denominator, row_max), _ = lax.scan(step, start, tiles)
     return accumulator, denominator, jnp.where(row_max == -jnp.inf, 0.0, row_max) * config.log2_scale
 

@@ -23,15 +23,20 @@ def valid_keys(visibility: Visibility, num_keys: int) -> jax.Array | None:
     What lies behind an invalid key (uninitialised memory, NaN) must not reach a shared block scale, so the quantisers
     zero these keys first.
     """
+    terms = _keys_in_sequence(visibility, num_keys)
+    if visibility.mask is not None:
+        seen = jnp.any(visibility.mask, axis=(1, 2))
+        terms.append(jnp.broadcast_to(seen, (seen.shape[0], num_keys)))
+    return _all(terms)
+
+
+def _keys_in_sequence(visibility: Visibility, num_keys: int) -> list[jax.Array]:
     terms = []
     if visibility.key_lengths is not None:
         terms.append(jnp.arange(num_keys) < visibility.key_lengths[:, None])
     if visibility.segment_ids is not None:
         terms.append(visibility.segment_ids.key_value > 0)
-    if visibility.mask is not None:
-        seen = jnp.any(visibility.mask, axis=(1, 2))
-        terms.append(jnp.broadcast_to(seen, (seen.shape[0], num_keys)))
-    return _all(terms)
+    return terms
 
 
 def visible_in_tile(
@@ -64,7 +69,9 @@ def visible_in_tile(
         left, right = config.window
         visible &= (query - left <= positions) & (positions <= query + right)
     visible = visible[None, None, None]
-    rows, keys = valid_queries(visibility, num_queries), valid_keys(visibility, num_keys)
+    rows = valid_queries(visibility, num_queries)
+    # Not valid_keys: it would read the whole dense mask for every tile, of which the tile's part is applied below.
+    keys = _all(_keys_in_sequence(visibility, num_keys))
     slots = jnp.minimum(positions, num_keys - 1)
     if rows is not None:
         visible &= rows[:, None, None, :, None]

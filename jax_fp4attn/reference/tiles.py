@@ -1,5 +1,7 @@
 """Key tiles: their size, the order of keys in them, and views of arrays by tile."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -65,3 +67,15 @@ def group_heads(x: jax.Array, num_kv_heads: int) -> jax.Array:
 def ungroup_heads(x: jax.Array) -> jax.Array:
     """Undoes :func:`group_heads`."""
     return x.reshape(x.shape[0], -1, *x.shape[3:])
+
+
+def zeros_for_carry(shape: tuple[int, ...], *arrays: Any) -> jax.Array:
+    """Float32 zeros to start a scan whose body combines all of ``arrays`` (pytrees).
+
+    Inside ``shard_map`` the type of an array says over which mesh axes it varies, and a carry must enter with the type
+    that it leaves with.
+    """
+    zero = jnp.zeros((), jnp.float32)
+    for x in jax.tree.leaves(arrays):
+        zero = zero + jnp.zeros_like(x, jnp.float32, shape=())
+    return jnp.broadcast_to(zero, shape)
