@@ -483,7 +483,7 @@ def straight_through(
 
 
 def _gradient_gain(recipe: Recipe, d_output: np.ndarray, d_lse: np.ndarray, kv_heads: int) -> np.ndarray:
-    """The power of two that brings the largest cotangent of each batch entry and kv head into [1, 2), per query head."""
+    """Powers of two that bring the largest cotangent of each batch entry and kv head into [1, 2), by query head."""
     batch, heads = d_output.shape[:2]
     gain = np.ones((batch, heads, 1, 1))
     if recipe.backward == "fp8" and recipe.output_gradient_scale == "amax":

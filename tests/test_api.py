@@ -220,7 +220,9 @@ class TestAccepted:
                 ),
             )
             for name_, x, y in zip(whole._fields, whole[:5], part[:5], strict=False):
-                np.testing.assert_array_equal(one(x, index), y, err_msg=name_)
+                # The order of a float32 sum may depend on the batch; bfloat16 hides it.
+                rtol = 1e-6 if name_ == "lse" else 0
+                np.testing.assert_allclose(oracles.float64(one(x, index)), oracles.float64(y), rtol, err_msg=name_)
 
     def test_an_integer_window_has_two_equal_sides(self):
         np.testing.assert_array_equal(*(np.asarray(attend(local_window_size=window)) for window in (2, (2, 2))))
@@ -252,12 +254,12 @@ class TestProperties:
 
     @staticmethod
     def _bound(recipe_name: str) -> float:
-        # An output is a mean of represented values. Rounding to FP4 can lengthen the largest value of a block by a fifth
-        # (5/6 of a scale becomes 1), FP4 probabilities add what their denominator, of unrounded ones, misses.
+        # An output is a mean of represented values. Rounding to FP4 can lengthen the largest value of a block by a
+        # fifth (5/6 of a scale becomes 1); rounded probabilities need not sum to a denominator of unrounded ones.
         return {"train": 1.1, "square": 1.25, "accurate": 1.25, "nvfp4_pv": 1.5}[recipe_name]
 
     @given(data=st.data())
-    @settings(max_examples=40)
+    @settings(max_examples=30)
     def test_outputs_are_finite_means_of_the_values(self, data):
         name = data.draw(st.sampled_from(self.RECIPES))
         seed = data.draw(st.integers(0, 2**16))
@@ -299,7 +301,7 @@ class TestProperties:
     @given(shape=st.tuples(*(st.integers(1, 300) for _ in range(2))), groups=st.integers(1, 4), heads=st.integers(1, 3),
            head_size=st.integers(1, 128).map(lambda half: 2 * half), batch=st.lists(st.integers(1, 3), max_size=2),
            recipe=st.sampled_from(sorted(recipes.named())), is_causal=st.booleans())  # fmt: skip
-    @settings(max_examples=30)
+    @settings(max_examples=15)
     def test_every_shape_traces_forward_and_backward(self, shape, groups, heads, head_size, batch, recipe, is_causal):
         queries, keys = shape
         query = jax.ShapeDtypeStruct((*batch, queries, groups * heads, head_size), jnp.bfloat16)

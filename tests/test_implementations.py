@@ -14,14 +14,14 @@ def test_without_a_name_something_can_always_run():
 
 def test_a_name_is_insisted_on_and_refused_with_the_reason(monkeypatch):
     monkeypatch.setattr(implementations, "_why_not", lambda name: f"no {name} here")
-    with pytest.raises(NotImplementedError, match="implementation: cuda: no cuda here$"):
+    with pytest.raises(NotImplementedError, match=r"implementation: cuda: no cuda here$"):
         implementations.select("cuda")
     with pytest.raises(NotImplementedError, match="cuda: no cuda here; reference: no reference here"):
         implementations.select(("cuda", "reference"))
 
 
 def test_no_native_library_is_a_reason_against_cuda():
-    with pytest.raises(NotImplementedError, match="native library.*implementation='reference'"):
+    with pytest.raises(NotImplementedError, match=r"native library.*implementation='reference'"):
         implementations.select("cuda")
 
 

@@ -15,14 +15,15 @@ def route(call: Call, leaves: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
 
     Explicit axes are entered by ``shard_map``. Inside a ``shard_map`` the call is local already: axes that are still
     automatic there are left to the compiler, since ``custom_partitioning`` cannot be used under partly manual axes.
-    Elsewhere ``custom_partitioning`` fixes the sharding, unless the process has one device.
+    Elsewhere ``custom_partitioning`` fixes the sharding, unless the process has one device or does not compile.
     """
     mesh = jax.sharding.get_abstract_mesh()
     types = {} if mesh.empty else dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     explicit = frozenset(name for name, kind in types.items() if kind == AxisType.Explicit)
     if explicit:
         return _explicit(call, leaves, mesh, explicit)
-    if AxisType.Manual in types.values() or jax.device_count() == 1:
+    uncompiled = jax.config.jax_disable_jit  # type: ignore[attr-defined]
+    if AxisType.Manual in types.values() or jax.device_count() == 1 or uncompiled:
         return call(*leaves)
     return run_automatic(call, leaves)
 

@@ -10,7 +10,7 @@ import pytest
 import jax_fp4attn
 from jax_fp4attn import recipes
 from tests import oracles, shapes
-from tests.assertions import assert_close, cosine, relative_l2
+from tests.assertions import cosine, relative_l2
 from tests.shapes import SHAPES, Shape
 
 MAIN = Shape((1,), 132, 287, 2, 1, 64)  # as in test_forward.py, which then has compiled the programs

@@ -32,8 +32,8 @@ TYPICAL = ("train", "square", "accurate", "nvfp4_pv", "bf16")
 def assert_agrees(actual: oracles.Forward, expected: oracles.Forward) -> None:
     """Asserts equality up to codes that float32 arithmetic moves across a rounding boundary.
 
-    A wrong rule moves every row. A score in float32 instead of float64 moves about one code in a hundred thousand, which
-    changes one row's output by at most a few per cent of itself, so nearly all rows agree to a bfloat16 step.
+    A wrong rule moves every row. A score in float32 instead of float64 moves about one code in a hundred thousand,
+    which changes one row's output by at most a few per cent of itself, so nearly all rows agree to a bfloat16 step.
     """
     output = oracles.bfloat16(expected.output)
     distance = np.abs(oracles.float64(actual.output) - output)
