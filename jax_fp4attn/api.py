@@ -177,6 +177,8 @@ def _check_arrays(*arrays: ArrayLike) -> tuple[jax.Array, jax.Array, jax.Array]:
             raise ValueError(f"{name}: expected shape {expected} (query {query.shape}, key {key.shape}), got {x.shape}")
     if num_queries == 0 or num_keys == 0:
         raise ValueError(f"query, key: expected non-empty sequences, got T={num_queries}, S={num_keys}")
+    if 0 in batch:
+        raise ValueError(f"query: expected a non-empty batch, got shape {query.shape}")
     if num_kv_heads == 0 or num_heads == 0 or num_heads % num_kv_heads:
         raise ValueError(
             f"key: expected a number of heads K that divides the query's N={num_heads}, got K={num_kv_heads}"

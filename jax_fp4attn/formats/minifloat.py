@@ -115,7 +115,7 @@ def round_to(x: ArrayLike, fmt: MiniFloat, *, ties: Ties = "even", divisor: Arra
     up = magnitude > midpoint
     if ties == "even":
         up = up | ((magnitude == midpoint) & (below % 2 == 1))
-    value = jnp.copysign(jnp.minimum((below + up) * spacing, fmt.max_value), x)
+    value = jnp.copysign(jnp.minimum((below + up.astype(jnp.float32)) * spacing, fmt.max_value), x)
     return value if divisor is None else jnp.where(step == 0, 0.0, value)
 
 

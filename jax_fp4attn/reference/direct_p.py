@@ -42,7 +42,7 @@ def probability_tile(config: OperatorConfig, raw: jax.Array, ref: jax.Array) -> 
     working = jnp.maximum(byte, shift + 1)
     stored = jnp.where(byte == _NAN_BYTE, byte, jnp.where(byte > shift, byte - shift, 1))
     alpha = decode_e8m0(stored)
-    bias = (_LOG2_SIX - (working - _BIAS)) - ref[..., None] * config.log2_scale
+    bias = (_LOG2_SIX - (working - _BIAS).astype(jnp.float32)) - ref[..., None] * config.log2_scale
     assert recipe.code_map is not None
     payload = apply_schedule(recipe.code_map, quarters, config.log2_scale, bias[..., None])
     codes = round_to(jnp.where(payload < 0, 0.0, payload), E2M1)

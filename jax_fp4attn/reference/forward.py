@@ -57,9 +57,8 @@ def forward(
     )
     walk = _direct_p if recipe.p_format == "mxfp4" else _online
     accumulator, denominator, log2_offset = walk(score_tile, tiles)
-    output, lse = _normalize(recipe.v_multiplier, accumulator, denominator, log2_offset)
-    if recipe.p_format == "mxfp4":
-        output = output * _MXFP4_UNIT
+    unit = _MXFP4_UNIT if recipe.p_format == "mxfp4" else 1.0 / recipe.v_multiplier
+    output, lse = _normalize(unit, accumulator, denominator, log2_offset)
     return ungroup_heads(round_to_bfloat16(output)), ungroup_heads(lse)
 
 
@@ -116,11 +115,11 @@ def _product(p: jax.Array, value: jax.Array) -> jax.Array:
 
 
 def _normalize(
-    multiplier: float, accumulator: jax.Array, denominator: jax.Array, log2_offset: jax.Array
+    unit: float, accumulator: jax.Array, denominator: jax.Array, log2_offset: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     out_of_range = (denominator == 0) | (denominator == jnp.inf)
     safe = jnp.where(out_of_range, 1.0, denominator)
-    output = accumulator * ((1.0 / multiplier) / safe)[..., None]
+    output = accumulator * (unit / safe)[..., None]
     lse = LN_2 * (log2_offset + jnp.log2(safe))
     lse = jnp.where(denominator == 0, -jnp.inf, jnp.where(denominator == jnp.inf, jnp.inf, lse))
     return jnp.where(out_of_range[..., None], 0.0, output), lse

@@ -11,7 +11,7 @@ def valid_queries(visibility: Visibility, num_queries: int) -> jax.Array | None:
     """Rows that may see anything, bool [B, T], or None where nothing restricts them as a whole."""
     terms = []
     if visibility.query_lengths is not None:
-        terms.append(jnp.arange(num_queries) < visibility.query_lengths[:, None])
+        terms.append(jnp.arange(num_queries)[None] < visibility.query_lengths[:, None])
     if visibility.segment_ids is not None:
         terms.append(visibility.segment_ids.query > 0)
     return _all(terms)
@@ -33,7 +33,7 @@ def valid_keys(visibility: Visibility, num_keys: int) -> jax.Array | None:
 def _keys_in_sequence(visibility: Visibility, num_keys: int) -> list[jax.Array]:
     terms = []
     if visibility.key_lengths is not None:
-        terms.append(jnp.arange(num_keys) < visibility.key_lengths[:, None])
+        terms.append(jnp.arange(num_keys)[None] < visibility.key_lengths[:, None])
     if visibility.segment_ids is not None:
         terms.append(visibility.segment_ids.key_value > 0)
     return terms
@@ -62,12 +62,13 @@ def visible_in_tile(
       bool, broadcastable to [B, K, G, T, 128].
     """
     query = jnp.arange(num_queries)[:, None]
-    visible = jnp.broadcast_to(positions < num_keys, (num_queries, positions.shape[0]))
+    key = positions[None]
+    visible = jnp.broadcast_to(key < num_keys, (num_queries, positions.shape[0]))
     if config.is_causal:
-        visible &= positions <= query
+        visible &= key <= query
     if config.window is not None:
         left, right = config.window
-        visible &= (query - left <= positions) & (positions <= query + right)
+        visible &= (query - left <= key) & (key <= query + right)
     visible = visible[None, None, None]
     rows = valid_queries(visibility, num_queries)
     # Not valid_keys: it would read the whole dense mask for every tile, of which the tile's part is applied below.

@@ -2,75 +2,20 @@
 
 import dataclasses
 
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 
-import jax_fp4attn
 from jax_fp4attn import recipes
 from tests import oracles, shapes
 from tests.assertions import cosine, relative_l2
+from tests.reference.agreement import assert_gradients_agree, input_gradients, straight_through
 from tests.shapes import SHAPES, Shape
 
-MAIN = Shape((1,), 132, 287, 2, 1, 64)  # as in test_forward.py, which then has compiled the programs
 CAUSAL = Shape((2,), 128, 128, 2, 2, 64)
-
-ALL_RECIPES = {
-    **recipes.named(),
-    "guarded": recipes.guarded(10, 16),
-    "guarded_raw_margin": recipes.guarded_raw_margin(110, 16),
-}
-
-
-def input_gradients(result: shapes.Result) -> tuple[np.ndarray, ...]:
-    """dQ, dK and dV."""
-    return result[2:5]
-
-
-def assert_gradients_agree(result: shapes.Result, expected: oracles.Gradients) -> None:
-    """Asserts equality of dQ, dK and dV up to P and dS codes that float32 arithmetic moves across a boundary.
-
-    One moved code changes a row by less than a per cent; a step left out or put in costs two to four.
-    """
-    for name, actual, oracle in zip(("dQ", "dK", "dV"), input_gradients(result), expected[:3], strict=True):
-        error = relative_l2(actual, oracles.bfloat16(oracle).reshape(actual.shape))
-        assert error < 4e-3, f"{name}: {error:.1e}"
-
-
-def straight_through(
-    recipe: jax_fp4attn.Recipe, inputs: shapes.Inputs, result: shapes.Result, *, rounded: bool, bias=None, **options
-) -> oracles.Gradients:
-    """The oracle's gradients for the output and lse that the library's forward gave."""
-    call = shapes.oracle_call(inputs, bias, **options)
-    output, d_output = (x.reshape(call.query.shape) for x in (result.output, inputs.d_output))
-    lse, d_lse = (x.reshape(call.query.shape[:3]) for x in (result.lse, inputs.d_lse))
-    return oracles.straight_through(recipe, call, output, lse, d_output, d_lse, rounded=rounded)
 
 
 class TestRecipes:
-    @pytest.mark.parametrize("name", ALL_RECIPES)
-    def test_every_recipe_differentiates_as_its_oracle(self, name):
-        recipe, inputs = ALL_RECIPES[name], shapes.normal(MAIN)
-        result = shapes.evaluate(inputs, recipe=recipe)
-        assert_gradients_agree(result, straight_through(recipe, inputs, result, rounded=True))
-
-    @pytest.mark.parametrize("name", ["square", "accurate", "nvfp4_pv", "causal_mxfp4", "train"])
-    def test_points_the_way_of_the_exact_gradient(self, name):
-        inputs = shapes.normal(MAIN)
-        result = shapes.evaluate(inputs, recipe=ALL_RECIPES[name])
-        exact = oracles.exact_gradients(shapes.oracle_call(inputs), inputs.d_output, inputs.d_lse)
-        for actual, expected in zip(input_gradients(result), exact[:3], strict=True):
-            assert cosine(actual, expected) > 0.95
-            assert 0.9 < np.linalg.norm(oracles.float64(actual)) / np.linalg.norm(expected) < 1.1
-
-    def test_control_recipe_has_the_exact_gradient_to_bfloat16(self):
-        inputs = shapes.normal(MAIN)
-        result = shapes.evaluate(inputs, recipe=recipes.bf16)
-        exact = oracles.exact_gradients(shapes.oracle_call(inputs), inputs.d_output, inputs.d_lse)
-        for actual, expected in zip(input_gradients(result), exact[:3], strict=True):
-            assert relative_l2(actual, expected) < 2**-7
-
     @pytest.mark.parametrize(
         "changes",
         [
@@ -88,7 +33,7 @@ class TestRecipes:
         assert_gradients_agree(result, straight_through(recipe, inputs, result, rounded=True))
 
     def test_bfloat16_accumulation_rounds_dq_at_every_tile(self):
-        inputs = shapes.normal(MAIN)
+        inputs = shapes.normal(Shape((1,), 40, 400, 2, 1, 64))
         float32, per_tile = (
             shapes.evaluate(inputs, recipe=dataclasses.replace(recipes.train_unit_gradient_scale, dq_accumulation=how))
             for how in ("float32", "bfloat16_per_tile")
@@ -99,30 +44,6 @@ class TestRecipes:
 
 
 class TestTrainingRecipe:
-    @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-    def test_every_shape_agrees_with_the_oracle(self, shape):
-        inputs = shapes.normal(shape)
-        result = shapes.evaluate(inputs, recipe=recipes.train, is_causal=True)
-        rounded = straight_through(recipes.train, inputs, result, rounded=True, is_causal=True)
-        assert_gradients_agree(result, rounded)
-
-    @pytest.mark.parametrize("name", ["mha", "gqa_4_to_1", "head_size_256"])
-    def test_rounding_of_p_and_ds_costs_a_few_per_cent(self, name):
-        inputs = shapes.normal(SHAPES[name])
-        result = shapes.evaluate(inputs, recipe=recipes.train, is_causal=True)
-        unrounded = straight_through(recipes.train, inputs, result, rounded=False, is_causal=True)
-        for actual, expected, bound in zip(input_gradients(result), unrounded[:3], (0.07, 0.04, 0.04), strict=True):
-            assert relative_l2(actual, expected) < bound
-
-    @pytest.mark.parametrize("name", ["mha", "gqa_4_to_1", "head_size_256"])
-    def test_points_the_way_of_the_exact_gradient(self, name):
-        inputs = shapes.normal(SHAPES[name])
-        result = shapes.evaluate(inputs, recipe=recipes.train, is_causal=True)
-        call = shapes.oracle_call(inputs, is_causal=True)
-        exact = oracles.exact_gradients(call, inputs.d_output, inputs.d_lse)
-        for actual, expected in zip(input_gradients(result), exact[:3], strict=True):
-            assert cosine(actual, expected) > 0.95
-
     @pytest.mark.parametrize("std", [1e-3, 1e-8, 1e6])
     def test_the_magnitude_of_the_cotangent_does_not_matter(self, std):
         # A power of two near `std`, so that the gradient scale undoes it exactly.
@@ -176,15 +97,14 @@ class TestTrainingRecipe:
         rounded = straight_through(recipes.train, inputs, result, rounded=True, is_causal=True)
         assert relative_l2(result.d_query, oracles.bfloat16(rounded.query)) < 1e-3
 
-    @pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float32])
-    def test_gradients_have_the_dtype_of_the_inputs_and_values_of_bfloat16(self, dtype):
-        inputs = shapes.normal(SHAPES["mqa"]).astype(dtype)
+    def test_float32_inputs_have_float32_gradients_with_bfloat16_values(self):
+        inputs = shapes.normal(SHAPES["mqa"]).astype(np.float32)
         for gradient in input_gradients(shapes.evaluate(inputs, recipe=recipes.train, is_causal=True)):
-            assert gradient.dtype == dtype
+            assert gradient.dtype == np.float32
             np.testing.assert_array_equal(oracles.float64(gradient), oracles.bfloat16(oracles.float64(gradient)))
 
     def test_a_second_run_gives_the_same_bits(self):
-        inputs = shapes.normal(SHAPES["gqa_4_to_1"])
+        inputs = shapes.normal(CAUSAL)
         first, second = (shapes.evaluate(inputs, recipe=recipes.train, is_causal=True) for _ in range(2))
         for x, y in zip(first[:5], second[:5], strict=True):
             np.testing.assert_array_equal(x, y)
@@ -260,9 +180,7 @@ class TestExact:
 class TestBias:
     SHAPE = Shape((2,), 20, 150, 4, 2, 64)
 
-    @pytest.mark.parametrize(
-        "bias_shape", [(2, 4, 20, 150), (1, 4, 20, 150), (2, 1, 1, 150), (1, 4, 20, 1), (1, 1, 1, 1)]
-    )
+    @pytest.mark.parametrize("bias_shape", [(2, 4, 20, 150), (2, 1, 1, 150), (1, 4, 20, 1), (1, 1, 1, 1)])
     def test_gradient_of_every_broadcast_shape(self, bias_shape):
         inputs = shapes.normal(self.SHAPE, seed=3)
         bias = np.random.default_rng(4).standard_normal(bias_shape).astype(np.float32)
