@@ -71,7 +71,9 @@ class LanguageModel(nnx.Module):
     """Predicts each next token from those before it."""
 
     def __init__(self, config: ModelConfig, *, recipe: Recipe, rngs: nnx.Rngs) -> None:
-        self.embedding = nnx.Embed(config.vocabulary, config.width, rngs=rngs)
+        # As large as what the blocks add: with Flax's default a token is hard to tell in the stream, and learning slow.
+        normal = nnx.initializers.normal(1.0)
+        self.embedding = nnx.Embed(config.vocabulary, config.width, embedding_init=normal, rngs=rngs)
         self.blocks = nnx.List([Block(config, recipe=recipe, rngs=rngs) for _ in range(config.layers)])
         self.norm = nnx.RMSNorm(config.width, rngs=rngs)
         self.head = nnx.Linear(config.width, config.vocabulary, use_bias=False, rngs=rngs)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from jax_fp4attn.formats import BlockScaled, nvfp4_tensor_scale, quantize_nvfp4
-from tests.assertions import relative_l2
+from tests.assertions import assert_close, relative_l2
 from tests.formats import oracles
 from tests.formats.oracles import E2M1_GRID, E2M1_MIDPOINTS, assert_same_bytes, assert_same_floats
 
@@ -253,8 +253,8 @@ class TestTensorScale:
         amax = np.geomspace(1e-30, 1e30, 46, dtype=np.float32)[:, None]
         x = amax * np.linspace(-1, 0.9, 128, dtype=np.float32)
         scale = nvfp4_tensor_scale(x, -1)
-        assert scale.dtype == jnp.float32
-        assert_same_floats(scale, amax / np.float32(LARGEST))
+        # A division by a constant may become a product with its reciprocal.
+        assert_close(scale, amax / np.float32(LARGEST), rtol=2.0**-22, atol=0.0)
         assert set(jitted(x, tensor_scale=scale).scales.max(-1).tolist()) == {LARGEST_BYTE}
 
     @pytest.mark.parametrize(
@@ -292,7 +292,9 @@ class TestTensorScale:
 
 class TestExtremes:
     @pytest.mark.parametrize(
-        ("quantize", "fold"), [(quantize_nvfp4, "none"), (jitted, "none"), (jitted, "k64_mse")], ids=str
+        ("quantize", "fold"),
+        [(quantize_nvfp4, "none"), (jitted, "none"), (jitted, "k64_mse")],
+        ids=["eager", "jit", "jit-k64_mse"],
     )
     def test_zeros_have_scale_0_and_codes_0(self, quantize, fold):
         x = np.zeros((2, 128), np.float32)
@@ -303,7 +305,7 @@ class TestExtremes:
         assert_quantized(q, np.zeros((2, 128)), np.zeros((2, 8)))
         assert_same_floats(values, np.zeros((2, 128)))
 
-    @pytest.mark.parametrize("quantize", [quantize_nvfp4, jitted], ids=["eager", "jit"])
+    @both_ways
     def test_zero_blocks_beside_others(self, quantize):
         x = np.random.default_rng(8).standard_normal((2, 128)).astype(np.float32)
         x[:, 16:32] = 0.0
