@@ -64,7 +64,8 @@ class TestEveryRecipe:
         raw = oracles.raw_scores(run.recipe, run.call)[..., : self.SHAPE.keys] * run.call.scale
         exact = np.log(np.exp(raw).sum(-1))
         difference = np.swapaxes(run.result.lse, 1, 2) + run.recipe.backward_lse_correction - exact
-        assert abs(difference.mean()) < 0.03
+        # The logarithm of a sum over every eighth key is too small on average, by about 6 / S, and it scatters.
+        assert abs(difference.mean()) < (0.06 if run.recipe.denominator == "sampled" else 0.03)
 
 
 class TestTrainingRecipeOnEveryShape:
@@ -85,8 +86,8 @@ class TestTrainingRecipeOnEveryShape:
         unrounded = straight_through(run.recipe, run.inputs, run.result, rounded=False, **run.options)
         for actual, expected, bound in zip(input_gradients(run.result), unrounded[:3], (0.07, 0.04, 0.04), strict=True):
             expected = expected.reshape(actual.shape)
-            # With few keys and a handful of rows single elements decide, with one key there is no dS at all.
-            if expected.size > 10_000:
+            # With few visible keys and a handful of rows single elements decide, with one key there is no dS at all.
+            if np.count_nonzero(expected) > 10_000:
                 assert relative_l2(actual, expected) < bound
 
     def test_gradients_point_the_way_of_the_exact_ones(self, run):
