@@ -44,8 +44,9 @@ class TestEveryRecipe:
     SHAPE = Shape((1,), 132, 287, 2, 1, 64)
 
     @pytest.fixture(scope="class", params=RECIPES)
-    def run(self, request):
-        return run_once(RECIPES[request.param], self.SHAPE)
+    @classmethod
+    def run(cls, request):
+        return run_once(RECIPES[request.param], cls.SHAPE)
 
     def test_output_and_lse_are_those_of_the_dense_oracle(self, run):
         assert_forward_agrees(run.result, oracles.forward(run.recipe, run.call))
@@ -70,7 +71,8 @@ class TestEveryRecipe:
 
 class TestTrainingRecipeOnEveryShape:
     @pytest.fixture(scope="class", params=SHAPES)
-    def run(self, request):
+    @classmethod
+    def run(cls, request):
         return run_once(recipes.train, SHAPES[request.param], is_causal=True)
 
     def test_output_and_lse_are_those_of_the_dense_oracle(self, run):
