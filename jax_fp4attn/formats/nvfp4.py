@@ -16,6 +16,7 @@ ScaleFold = Literal["none", "k64_mse", "k64_max"]
 
 BLOCK = 16
 _SMALLEST_NORMAL = 2.0**-126
+_LARGEST = (2.0 - 2.0**-23) * 2.0**127
 _FOLD_WIDTH = 128
 _FOLD_MULTIPLIERS = (0.25, 0.3125, 0.375, 0.4375, 0.5, 0.625, 0.75, 0.875, 1.0, 1.125, 1.25)
 
@@ -36,7 +37,8 @@ def nvfp4_tensor_scale(x: ArrayLike, axis: int | tuple[int, ...] | None = None) 
       1.0
     """
     amax = max_magnitude(jnp.asarray(x, jnp.float32), axis, keepdims=True)
-    scale = amax / (E2M1.max_value * E4M3.max_value)
+    # An infinity saturates like any large value, so its scale is the largest finite one.
+    scale = jnp.where(amax == jnp.inf, _LARGEST, amax) / (E2M1.max_value * E4M3.max_value)
     # A subnormal scale may be flushed to zero.
     return jnp.where(amax == 0, 1.0, jnp.maximum(scale, _SMALLEST_NORMAL))
 

@@ -291,6 +291,13 @@ class TestTensorScale:
 
 
 class TestExtremes:
+    def test_an_infinity_saturates_under_a_tensor_scale_too(self):
+        x = np.ones((1, 128), np.float32)
+        x[0, 3] = np.inf
+        values = np.asarray(quantize_nvfp4(x, tensor_scale=nvfp4_tensor_scale(x)).dequantize())
+        assert np.isfinite(values).all()
+        assert values[0, 3] > 1e38
+
     @pytest.mark.parametrize(
         ("quantize", "fold"),
         [(quantize_nvfp4, "none"), (jitted, "none"), (jitted, "k64_mse")],
