@@ -55,6 +55,11 @@ class TestRefusals:
             ({"key": array(2, 8, 0, 16), "value": array(2, 8, 0, 16)}, ValueError, "key: .*divides.*got K=0"),
             ({"query": array(2, 0, 4, 16)}, ValueError, "query, key: expected non-empty sequences, got T=0, S=8"),
             ({"key": array(2, 0, 2, 16), "value": array(2, 0, 2, 16)}, ValueError, "query, key: .*got T=6, S=0"),
+            (
+                {"query": array(0, 6, 4, 16), "key": array(0, 8, 2, 16), "value": array(0, 8, 2, 16)},
+                ValueError,
+                "query: expected a non-empty batch",
+            ),
             ({"query": Q.astype(jnp.float16)}, TypeError, "query: expected bfloat16 or float32, got float16; cast it"),
             ({"key": K.astype(jnp.float16)}, TypeError, "key: expected bfloat16 or float32, got float16"),
             ({"value": V.astype(jnp.int32)}, TypeError, "value: expected bfloat16 or float32, got int32"),

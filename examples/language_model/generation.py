@@ -22,12 +22,12 @@ def generate(model: nnx.Module, prompt: np.ndarray, *, length: int, temperature:
     Returns:
       The continuation, without the prompt.
     """
-    drawn = _continue(model, jnp.asarray(prompt, jnp.int32), jax.random.key(seed), length, temperature)
+    drawn = _continue(model, jnp.asarray(prompt, jnp.int32), jax.random.key(seed), length, jnp.float32(temperature))
     return np.asarray(drawn).astype(np.uint8).tobytes()
 
 
-@nnx.jit(static_argnums=(3, 4))
-def _continue(model: nnx.Module, prompt: jax.Array, key: jax.Array, length: int, temperature: float) -> jax.Array:
+@nnx.jit(static_argnums=3)
+def _continue(model: nnx.Module, prompt: jax.Array, key: jax.Array, length: int, temperature: jax.Array) -> jax.Array:
     def draw(window: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         logits = model(window[None])[0, -1]
         byte = jax.random.categorical(key, logits / temperature)

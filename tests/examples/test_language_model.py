@@ -52,13 +52,23 @@ def run(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
         patch.setattr(train_language_model, "ModelConfig", lambda: TINY)
         patch.setattr(train_language_model, "compare", compare)
-        arguments = {"--steps": 30, "--batch": 4, "--sequence-length": 32, "--out": out}
+        arguments = {"--steps": 20, "--batch": 4, "--sequence-length": 32, "--out": out}
         train_language_model.main([str(x) for item in arguments.items() for x in item])
     return types.SimpleNamespace(out=out, results=results, printed=printed.getvalue())
 
 
 def tiny_model(recipe=recipes.bf16, seed=0):
     return LanguageModel(TINY, recipe=recipe, rngs=nnx.Rngs(seed))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model()
+
+
+@nnx.jit
+def predict(model, tokens):
+    return model(tokens)
 
 
 def parameters(model):
@@ -100,31 +110,28 @@ class TestModel:
         jax.tree.map(np.testing.assert_array_equal, arms[0], arms[1])
         jax.tree.map(np.testing.assert_array_equal, arms[0], arms[2])
 
-    def test_parameters_and_logits_are_float32(self):
-        model = tiny_model()
+    def test_parameters_and_logits_are_float32(self, model):
         assert {x.dtype for x in jax.tree.leaves(parameters(model))} == {np.dtype(np.float32)}
-        assert model(jnp.zeros((1, 4), jnp.int32)).dtype == jnp.float32
+        assert predict(model, jnp.zeros((1, 32), jnp.int32)).dtype == jnp.float32
 
-    def test_a_prediction_depends_on_what_comes_before_alone(self):
-        model = tiny_model()
+    def test_a_prediction_depends_on_what_comes_before_alone(self, model):
         tokens = jnp.arange(32)[None]
         changed = tokens.at[:, 20:].add(1)
-        logits, other = model(tokens), model(changed)
+        logits, other = predict(model, tokens), predict(model, changed)
         np.testing.assert_array_equal(logits[:, :20], other[:, :20])
         assert (logits[:, 20:] != other[:, 20:]).any(axis=-1).all()
 
 
 class TestGenerate:
-    def test_a_low_temperature_takes_the_likeliest_byte(self):
-        model, prompt = tiny_model(), np.arange(16, dtype=np.uint8)
-        text = generate(model, prompt, length=3, temperature=1e-6, seed=0)
-        for byte in text:
-            assert byte == np.argmax(model(jnp.asarray(prompt, jnp.int32)[None])[0, -1])
+    def test_a_low_temperature_takes_the_likeliest_byte(self, model):
+        prompt = np.arange(32, dtype=np.uint8)
+        for byte in generate(model, prompt, length=8, temperature=1e-6, seed=0):
+            assert byte == np.argmax(predict(model, jnp.asarray(prompt, jnp.int32)[None])[0, -1])
             prompt = np.append(prompt[1:], np.uint8(byte))
 
-    def test_draws_depend_on_the_seed(self):
-        draw = functools.partial(generate, tiny_model(), np.zeros(8, np.uint8), length=20, temperature=1.0)
-        assert len(draw(seed=0)) == 20
+    def test_draws_depend_on_the_seed(self, model):
+        draw = functools.partial(generate, model, np.zeros(32, np.uint8), length=8, temperature=1.0)
+        assert len(draw(seed=0)) == 8
         assert draw(seed=0) == draw(seed=0) != draw(seed=1)
 
 
@@ -186,7 +193,7 @@ class TestMain:
         for result in run.results:
             assert f"| {result.name} " in report
             assert f"## {result.name}\n" in report
-            assert (run.out / "checkpoints" / result.name / "30").is_dir()
+            assert (run.out / "checkpoints" / result.name / "20").is_dir()
         assert (run.out / "curves.png").read_bytes().startswith(b"\x89PNG")
 
     def test_prints_the_table_and_where_the_rest_is(self, run):
