@@ -218,6 +218,40 @@ class TestDirectPTile:
         assert rows.mean() > 0.5
         np.testing.assert_allclose(denominator[rows], total[rows], rtol=1e-6)
 
+    def test_blocks_at_the_bottom_of_the_scale_byte_lose_codes_and_keep_their_weight(self):
+        # Bytes from far below L to above it: the stored byte stops at 1, and the codes are normalised by L + 1.
+        shift = 20
+        recipe = dataclasses.replace(recipes.fast, p_scale_shift=shift)
+        config = OperatorConfig(recipe, 1 / oracles.LOG2_E, False, None)
+        log_max = np.linspace(shift - 127 - 6, shift - 127 + 6, 121, dtype=np.float32) + 0.01
+        raw = log_max[:, None] - np.linspace(0, 3, 128, dtype=np.float32)
+        scaled, denominator = _tile_program(config, raw[None], np.zeros((1, 121), np.float32))
+        expected, total = oracles.direct_p(recipe, oracles.float64(raw)[None], np.zeros((1, 121)), config.log2_scale)
+        # In units of the smallest scale; code 1/2 of it is subnormal, which a CPU may flush to zero.
+        unit = 2.0**-126
+        normal = expected * 6 >= unit
+        assert normal.any(-1).mean() > 0.5
+        assert (~expected.any(-1)).any()
+        near = np.abs(oracles.float64(scaled) - expected * 6) > 1e-3 * unit
+        assert near[normal].mean() < 0.01
+        np.testing.assert_array_less(oracles.float64(scaled)[~normal], unit)
+        rows = normal.all(-1)
+        np.testing.assert_allclose(oracles.float64(denominator)[rows], total[rows], rtol=0.02)
+
+    def test_ceil_leaves_a_power_of_two_alone(self):
+        recipe = dataclasses.replace(recipes.exact_map, p_exponent_rule="ceil", p_scale_shift=0)
+        config = OperatorConfig(recipe, 1 / oracles.LOG2_E, False, None)
+        assert config.log2_scale == 1
+        exponents = np.array([-40, -1, 1, 40], np.float32)
+        # A twelfth of the maximum and a little more: half a unit of the maximum's own scale, a whole one of the next.
+        small = exponents - np.float32(math.log2(12) - 0.2)
+        for largest, units in ((exponents, 0.5), (np.nextafter(exponents, np.float32(np.inf)), 1.0)):
+            raw = np.tile(small[:, None], (1, 128))
+            raw[:, ::32] = largest[:, None]
+            scaled, _ = _tile_program(config, raw[None], np.zeros((1, 4), np.float32))
+            np.testing.assert_array_equal(scaled[0, :, 0], 6 * np.exp2(exponents))
+            np.testing.assert_array_equal(scaled[0, :, 1], units * np.exp2(exponents))
+
     def test_the_largest_probability_of_a_block_never_falls_below_three_quarters_of_its_scale(self):
         # Selector "nearest": alpha in (max / 1.5, max / .75].
         config = OperatorConfig(
