@@ -10,14 +10,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flax import nnx
-from tqdm import tqdm
 
 from examples.language_model.checkpointing import Checkpoints
 from examples.language_model.data import Corpus, load_corpus, spread_windows
 from examples.language_model.generation import generate
 from examples.language_model.model import LanguageModel, ModelConfig
+from examples.language_model.progress import run_with_progress, tokens_per_second
 from examples.language_model.report import ArmResult, table, write_curves, write_report
-from examples.language_model.training import History, TrainingConfig, held_out_loss, make_optimizer, train
+from examples.language_model.training import (
+    History,
+    OneDeviceLearner,
+    TrainingConfig,
+    held_out_loss,
+    make_optimizer,
+    train,
+)
 from jax_fp4attn import recipes
 
 ARMS = ("bf16", "train", "causal_mxfp4")
@@ -34,7 +41,7 @@ def train_arm(
     out: Path,
     *,
     resume: bool = False,
-) -> tuple[LanguageModel, History]:
+) -> tuple[OneDeviceLearner, History]:
     """Trains one model. All arms start from the same parameters and see the same data.
 
     Args:
@@ -46,22 +53,19 @@ def train_arm(
       resume: Whether to go on from the latest checkpoint, if there is one, instead of deleting all.
 
     Returns:
-      The trained model and what was measured.
+      What was trained and what was measured.
     """
     model = LanguageModel(model_config, recipe=recipes.named()[arm], rngs=nnx.Rngs(config.seed))
     optimizer = make_optimizer(model, config)
+    learner = OneDeviceLearner(model, optimizer)
     settings = dataclasses.asdict(model_config) | dataclasses.asdict(config)
     with Checkpoints(out / "checkpoints" / arm, settings) as checkpoints:
         if not resume:
             checkpoints.clear()
         history = checkpoints.restore_latest(model, optimizer)
-        losses = train(
-            model, optimizer, corpus, config, history, save=lambda: checkpoints.save(model, optimizer, history)
-        )
-        with tqdm(losses, desc=arm, initial=history.step, total=config.steps, unit="step", mininterval=1.0) as bar:
-            for loss in bar:
-                bar.set_postfix(loss=f"{loss:.3f}", tokens_per_s=f"{_speed(history, config):.0f}", refresh=False)
-    return model, history
+        losses = train(learner, corpus, config, history, save=lambda: checkpoints.save(model, optimizer, history))
+        run_with_progress(arm, losses, history, config)
+    return learner, history
 
 
 def compare(
@@ -84,24 +88,20 @@ def compare(
     prompt = corpus.held_out[:PROMPT_BYTES]
     results = []
     for arm in arms:
-        model, history = train_arm(arm, corpus, model_config, config, out, resume=resume)
-        sample = generate(model, prompt, length=SAMPLE_BYTES, temperature=TEMPERATURE, seed=config.seed)
+        learner, history = train_arm(arm, corpus, model_config, config, out, resume=resume)
+        sample = generate(learner.model, prompt, length=SAMPLE_BYTES, temperature=TEMPERATURE, seed=config.seed)
         results.append(
             ArmResult(
                 name=arm,
                 history=history,
-                held_out_loss=held_out_loss(model, held_out, config.batch),
-                tokens_per_second=_speed(history, config),
+                held_out_loss=held_out_loss(learner, held_out, config.batch),
+                tokens_per_second=tokens_per_second(history, config),
                 sample=sample.decode(errors="replace"),
             )
         )
     write_curves(out / "curves.png", results)
     write_report(out / "report.md", results, prompt.tobytes().decode(errors="replace"))
     return results
-
-
-def _speed(history: History, config: TrainingConfig) -> float:
-    return config.batch * config.sequence_length / history.seconds_per_step
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:

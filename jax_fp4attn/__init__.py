@@ -3,6 +3,7 @@
 from jax_fp4attn import checkpoint_policies, formats, recipes, reference
 from jax_fp4attn.api import attention
 from jax_fp4attn.config import SegmentIds
+from jax_fp4attn.context import zigzag_order
 from jax_fp4attn.recipe import Recipe
 
 __version__ = "0.1.0"
@@ -15,4 +16,5 @@ __all__ = [
     "formats",
     "recipes",
     "reference",
+    "zigzag_order",
 ]

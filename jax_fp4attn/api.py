@@ -9,14 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jax_fp4attn import implementations, recipes
+from jax_fp4attn import context_arguments, implementations, recipes
 from jax_fp4attn.autodiff import attention_with_lse
-from jax_fp4attn.config import OperatorConfig, SegmentIds, Visibility
+from jax_fp4attn.config import ContextOrder, OperatorConfig, SegmentIds, Visibility
 from jax_fp4attn.recipe import Recipe
 
 MAX_HEAD_SIZE = 256
 
 _DTYPES = (jnp.bfloat16, jnp.float32)
+_LONGEST_SEQUENCE = 2**30
 
 # Outside a jit of the caller's the many small operations would be compiled and dispatched one by one.
 _attention_with_lse = jax.jit(attention_with_lse, static_argnums=(0,))
@@ -38,6 +39,8 @@ def attention(
     segment_ids: SegmentIds | None = ...,
     recipe: Recipe | None = ...,
     implementation: str | Sequence[str] | None = ...,
+    context_axis: str | None = ...,
+    context_order: ContextOrder = ...,
     return_residual: Literal[False] = ...,
 ) -> jax.Array: ...
 
@@ -58,6 +61,8 @@ def attention(
     segment_ids: SegmentIds | None = ...,
     recipe: Recipe | None = ...,
     implementation: str | Sequence[str] | None = ...,
+    context_axis: str | None = ...,
+    context_order: ContextOrder = ...,
     return_residual: Literal[True],
 ) -> tuple[jax.Array, jax.Array]: ...
 
@@ -77,6 +82,8 @@ def attention(
     segment_ids: SegmentIds | None = None,
     recipe: Recipe | None = None,
     implementation: str | Sequence[str] | None = None,
+    context_axis: str | None = None,
+    context_order: ContextOrder = "contiguous",
     return_residual: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Scaled dot-product attention with 4-bit matrix products.
@@ -104,6 +111,11 @@ def attention(
       segment_ids: A query sees keys of its own segment; segment 0 or less is padding and attends to nothing.
       recipe: Numerical choices; None for ``recipes.train`` if causal and ``recipes.square`` otherwise.
       implementation: None for the best that can run, "cuda", "reference", or a sequence to try in order.
+      context_axis: Mesh axis over which the sequence is split (ring attention, docs/transforms.md); each shard then
+        holds a multiple of 128 positions. Inside ``shard_map`` the arguments are a shard's, elsewhere they are whole.
+        Lengths are those of the whole sequence.
+      context_order: Order of the split sequence: ``"contiguous"``, or ``"zigzag"`` if the caller has permuted it by
+        :func:`jax_fp4attn.zigzag_order`, which saves causal attention an exchange of halves between shards.
       return_residual: Whether to return the log-sum-exp too.
 
     Returns:
@@ -134,7 +146,8 @@ def attention(
         recipe=_check_recipe(recipe, is_causal),
         scale=_check_scale(scale, head_size),
         is_causal=is_causal,
-        window=_check_window(local_window_size, num_queries + num_keys),
+        window=_check_window(local_window_size),
+        context=context_arguments.check_context(context_axis, context_order),
     )
     implementations.select(implementation)
     if bias is not None:
@@ -147,6 +160,9 @@ def attention(
         key_lengths=_check_lengths("key_value_seq_lengths", key_value_seq_lengths, batch),
         segment_ids=_check_segments(segment_ids, batch, num_queries, num_keys),
     )
+    if config.context is not None:
+        context_arguments.check_supported(config, bias=bias, mask=mask, lengths=(num_queries, num_keys))
+        visibility = context_arguments.as_segments(config.context, visibility, math.prod(batch), num_queries, num_keys)
     flat = (x.reshape(-1, *x.shape[-3:]) for x in (query, key, value))
     output, lse = _attention_with_lse(config, *flat, bias, visibility)
     output = jnp.reshape(output, query.shape)
@@ -231,7 +247,7 @@ def _check_scale(scale: float | None, head_size: int) -> float:
     return float(scale)
 
 
-def _check_window(window: int | tuple[int, int] | None, whole: int) -> tuple[int, int] | None:
+def _check_window(window: int | tuple[int, int] | None) -> tuple[int, int] | None:
     if window is None:
         return None
     if isinstance(window, jax.core.Tracer):
@@ -244,8 +260,8 @@ def _check_window(window: int | tuple[int, int] | None, whole: int) -> tuple[int
     is_int = [isinstance(side, int | np.integer) and not isinstance(side, bool) for side in sides]
     if len(sides) != 2 or not all(is_int) or min(sides) < 0:
         raise ValueError(f"local_window_size: expected an int or (left, right), all >= 0, got {window!r}")
-    # A side beyond the whole sequence hides nothing, and positions plus a huge one would overflow int32.
-    return min(int(sides[0]), whole), min(int(sides[1]), whole)
+    # A side beyond any sequence hides nothing, and positions plus a huge one would overflow int32.
+    return min(int(sides[0]), _LONGEST_SEQUENCE), min(int(sides[1]), _LONGEST_SEQUENCE)
 
 
 def _check_scores_like(name: str, x: ArrayLike, shape: tuple[int, ...]) -> jax.Array:

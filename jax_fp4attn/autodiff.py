@@ -2,17 +2,18 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import PartitionSpec
 
 from jax_fp4attn.config import OperatorConfig, Visibility
 from jax_fp4attn.operations import BACKWARD, FORWARD, QUANTIZE, QUANTIZE_FOR_BACKWARD, Static
 from jax_fp4attn.reference import BackwardOperands
 from jax_fp4attn.reference.operands import head_major
-from jax_fp4attn.transforms import apply, explicit_spec, match_spec
+from jax_fp4attn.transforms import ArrayType, apply, type_of
 
 OUTPUT_NAME = "fp4attn_out"
 LSE_NAME = "fp4attn_lse"
@@ -23,14 +24,17 @@ OPERANDS_NAME = "fp4attn_operands"
 class _Primal:
     """What the gradient of an input must look like."""
 
-    dtype: jnp.dtype
+    type: ArrayType
     length: int
     head_size: int
-    spec: PartitionSpec | None
 
     @classmethod
     def of(cls, x: jax.Array) -> "_Primal":
-        return cls(x.dtype, x.shape[1], x.shape[3], explicit_spec(x))
+        return cls(type_of(x), x.shape[1], x.shape[3])
+
+    def layout(self, x: jax.Array) -> jax.Array:
+        """Head-major, padded [B, N, T', H'] to [B, T, N, H]."""
+        return jnp.swapaxes(x[:, :, : self.length, : self.head_size], 1, 2)
 
 
 @jax.tree_util.register_dataclass
@@ -66,10 +70,16 @@ def attention_with_lse(
     Returns:
       Output [B, T, N, H] of the query's dtype and lse, float32 [B, T, N].
     """
-    static = Static(config, num_keys=key.shape[1])
-    operands = apply(QUANTIZE, static, query, key, value, visibility)
-    output, lse = apply(FORWARD, static, operands, bias, visibility)
+    run = _runner(config, key.shape[1])
+    operands = run(QUANTIZE, query, key, value, visibility)
+    output, lse = run(FORWARD, operands, bias, visibility)
     return _results(output, lse, _Primal.of(query))
+
+
+def _runner(config: OperatorConfig, num_keys: int) -> Callable[..., Any]:
+    axis = None if config.context is None else config.context.axis
+    static = Static(config, num_keys)
+    return lambda operation, *arguments: apply(operation, static, *arguments, sequence_axis=axis)
 
 
 def _forward_rule(
@@ -80,10 +90,10 @@ def _forward_rule(
     bias: jax.Array | None,
     visibility: Visibility,
 ) -> tuple[tuple[jax.Array, jax.Array], _Residuals]:
-    static = Static(config, num_keys=key.shape[1])
-    operands = apply(QUANTIZE, static, query, key, value, visibility)
-    saved = apply(QUANTIZE_FOR_BACKWARD, static, operands, query, key, value, visibility)
-    output, lse = apply(FORWARD, static, operands, bias, visibility)
+    run = _runner(config, key.shape[1])
+    operands = run(QUANTIZE, query, key, value, visibility)
+    saved = run(QUANTIZE_FOR_BACKWARD, operands, query, key, value, visibility)
+    output, lse = run(FORWARD, operands, bias, visibility)
     # Names bind only inside this rule: outside, a remat policy would see the custom_vjp as one opaque call.
     saved = jax.tree.map(lambda leaf: checkpoint_name(leaf, OPERANDS_NAME), saved)
     output = checkpoint_name(output.astype(jnp.bfloat16), OUTPUT_NAME)
@@ -96,10 +106,8 @@ def _backward_rule(
     config: OperatorConfig, residuals: _Residuals, cotangents: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None, None]:
     d_output, d_lse = cotangents
-    static = Static(config, num_keys=residuals.primals[1].length)
-    gradients = apply(
+    gradients = _runner(config, residuals.primals[1].length)(
         BACKWARD,
-        static,
         residuals.operands,
         residuals.output.astype(jnp.float32),
         residuals.lse,
@@ -109,24 +117,15 @@ def _backward_rule(
         residuals.visibility,
     )
     d_query, d_key, d_value = (
-        _input_layout(gradient, primal)
+        primal.type.cotangent(primal.layout(gradient))
         for gradient, primal in zip((gradients.query, gradients.key, gradients.value), residuals.primals, strict=True)
     )
-    d_bias = None
-    if residuals.bias is not None:
-        d_bias = match_spec(gradients.bias, explicit_spec(residuals.bias))
+    d_bias = None if residuals.bias is None else type_of(residuals.bias).cotangent(gradients.bias)
     return d_query, d_key, d_value, d_bias, None
 
 
 attention_with_lse.defvjp(_forward_rule, _backward_rule)
 
 
-def _input_layout(x: jax.Array, primal: _Primal) -> jax.Array:
-    """Head-major, padded [B, N, T', H'] to [B, T, N, H] of the primal's dtype and sharding."""
-    x = jnp.swapaxes(x[:, :, : primal.length, : primal.head_size], 1, 2)
-    return match_spec(x.astype(primal.dtype), primal.spec)
-
-
 def _results(output: jax.Array, lse: jax.Array, query: _Primal) -> tuple[jax.Array, jax.Array]:
-    lse_spec = None if query.spec is None else PartitionSpec(*query.spec[:3])
-    return _input_layout(output, query), match_spec(jnp.swapaxes(lse, 1, 2), lse_spec)
+    return query.type.cast(query.layout(output)), query.type.row_type(lse.dtype).cast(jnp.swapaxes(lse, 1, 2))

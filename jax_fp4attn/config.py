@@ -1,6 +1,7 @@
 """Static and dynamic arguments of the operator, as every layer below the public function passes them."""
 
 import dataclasses
+from typing import Literal
 
 import jax
 
@@ -8,6 +9,22 @@ from jax_fp4attn.recipe import Recipe
 
 LOG2_E = 1.4426950408889634
 LN_2 = 0.6931471805599453
+
+ContextOrder = Literal["contiguous", "zigzag"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ContextParallelism:
+    """How the sequence is split over a mesh axis.
+
+    Attributes:
+      axis: Name of the mesh axis.
+      order: Which part a shard holds: ``"contiguous"``, or ``"zigzag"`` (of 2 n equal parts, shard i holds i and
+        2 n - 1 - i, in this order).
+    """
+
+    axis: str
+    order: ContextOrder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,12 +36,14 @@ class OperatorConfig:
       scale: Softmax scale, positive.
       is_causal: Whether key j is visible to query i only if j <= i.
       window: (left, right): key j is visible to query i only if i - left <= j <= i + right; None for no window.
+      context: How the sequence is split over a mesh axis, or None.
     """
 
     recipe: Recipe
     scale: float
     is_causal: bool
     window: tuple[int, int] | None
+    context: ContextParallelism | None = None
 
     @property
     def log2_scale(self) -> float:
@@ -56,12 +75,15 @@ class Visibility:
       query_lengths: int32 [B]; rows beyond see nothing.
       key_lengths: int32 [B]; keys beyond are seen by nobody.
       segment_ids: :class:`SegmentIds` with [B, T] and [B, S].
+      key_offset: int32 [], position of the first key minus that of the first query, for causality and windows of a part
+        of the sequence; None for 0.
     """
 
     mask: jax.Array | None = None
     query_lengths: jax.Array | None = None
     key_lengths: jax.Array | None = None
     segment_ids: SegmentIds | None = None
+    key_offset: jax.Array | None = None
 
 
 def padded_head_size(head_size: int) -> int:

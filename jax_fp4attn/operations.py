@@ -1,14 +1,13 @@
-"""The three steps of the operator as operations: quantise, forward, backward.
+"""The steps of the operator as operations: quantise, forward, backward.
 
 They are separate so that a rematerialisation policy which keeps output and lse runs the forward once.
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 
-from jax_fp4attn import reference
+from jax_fp4attn import layouts, reference, split_sequence
 from jax_fp4attn.config import OperatorConfig, Visibility
 from jax_fp4attn.reference import BackwardOperands, Gradients, Operands
 from jax_fp4attn.transforms import Operation
@@ -27,45 +26,8 @@ class Static:
     num_keys: int
 
 
-def _each(tree: Any, layout: str) -> Any:
-    return jax.tree.map(lambda _: layout, tree)
-
-
-def _scores_layout(x: jax.Array | None) -> str | None:
-    """Layout of an array that is broadcastable to [B, N, T, S]."""
-    if x is None:
-        return None
-    return ("b" if x.shape[0] > 1 else "*") + ("n" if x.shape[1] > 1 else "*") + "**"
-
-
-def _visibility_layouts(visibility: Visibility) -> Any:
-    return dataclasses.replace(
-        _each(visibility, "b*"),
-        mask=_scores_layout(visibility.mask),
-        query_lengths=_each(visibility.query_lengths, "b"),
-        key_lengths=_each(visibility.key_lengths, "b"),
-    )
-
-
-def _operand_layouts(operands: Operands | BackwardOperands) -> Any:
-    layouts = {
-        field.name: _each(getattr(operands, field.name), "bn**" if "query" in field.name else "bk**")
-        for field in dataclasses.fields(operands)
-    }
-    return dataclasses.replace(operands, **layouts)
-
-
 def _quantize(static: Static, query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility) -> Operands:
     return reference.quantize_operands(static.config, query, key, value, visibility)
-
-
-def _quantize_layouts(query: Any, key: Any, value: Any, visibility: Visibility) -> Any:
-    del query, key, value
-    layouts = _visibility_layouts(visibility)
-    if layouts.mask is not None:
-        # Whether some query of any head sees a key decides about zeroing it, so the mask is needed for all heads.
-        layouts = dataclasses.replace(layouts, mask=layouts.mask[0] + "***")
-    return "b*n*", "b*k*", "b*k*", layouts
 
 
 def _quantize_for_backward(
@@ -103,42 +65,51 @@ def _backward(
     )
 
 
-def _gradient_layouts(gradients: Gradients) -> Gradients:
-    bias = _scores_layout(gradients.bias)
-    if bias is not None:
-        bias = bias.replace("*", "B", 1) if bias[0] == "*" else bias
-        bias = bias[0] + bias[1].replace("*", "N") + bias[2:]
-    return Gradients(query="bn**", key="bK**", value="bK**", bias=bias)  # type: ignore[arg-type]
-
-
-QUANTIZE = Operation("jax_fp4attn_quantize", _quantize, _quantize_layouts, _operand_layouts)
+QUANTIZE = Operation(
+    "jax_fp4attn_quantize",
+    _quantize,
+    lambda static, axis, *arguments: split_sequence.quantize(static.config, axis, *arguments),
+    lambda query, key, value, visibility: ("bsn*", "bsk*", "bsk*", layouts.visibility_of_all_heads(visibility)),
+    layouts.operands,
+)
 QUANTIZE_FOR_BACKWARD = Operation(
     "jax_fp4attn_quantize_for_backward",
     _quantize_for_backward,
-    lambda operands, *rest: (_operand_layouts(operands), *_quantize_layouts(*rest)),
-    _operand_layouts,
+    lambda static, axis, *arguments: split_sequence.quantize_for_backward(static.config, axis, *arguments),
+    lambda operands, query, key, value, visibility: (
+        layouts.operands(operands),
+        "bsn*",
+        "bsk*",
+        "bsk*",
+        layouts.visibility_of_all_heads(visibility),
+    ),
+    layouts.operands,
 )
 FORWARD = Operation(
     "jax_fp4attn_forward",
     _forward,
+    lambda static, axis, operands, _, visibility: split_sequence.forward(static.config, axis, operands, visibility),
     lambda operands, bias, visibility: (
-        _operand_layouts(operands),
-        _scores_layout(bias),
-        _visibility_layouts(visibility),
+        layouts.operands(operands),
+        layouts.scores(bias),
+        layouts.visibility(visibility),
     ),
-    lambda results: ("bn**", "bn*"),
+    lambda results: (layouts.ROWS, layouts.ROW_STATISTICS),
 )
 BACKWARD = Operation(
     "jax_fp4attn_backward",
     _backward,
-    lambda operands, output, lse, output_gradient, lse_gradient, bias, visibility: (
-        _operand_layouts(operands),
-        "bn**",
-        "bn*",
-        "bn**",
-        _each(lse_gradient, "bn*"),
-        _scores_layout(bias),
-        _visibility_layouts(visibility),
+    lambda static, axis, operands, output, lse, output_gradient, lse_gradient, _, visibility: split_sequence.backward(
+        static.config, axis, operands, output, lse, output_gradient, lse_gradient, visibility
     ),
-    _gradient_layouts,
+    lambda operands, output, lse, output_gradient, lse_gradient, bias, visibility: (
+        layouts.operands(operands),
+        layouts.ROWS,
+        layouts.ROW_STATISTICS,
+        layouts.ROWS,
+        layouts.each(lse_gradient, layouts.ROW_STATISTICS),
+        layouts.scores(bias),
+        layouts.visibility(visibility),
+    ),
+    layouts.gradients,
 )

@@ -8,11 +8,13 @@ choice of platforms.
 import ctypes
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import hypothesis
 import jax
 import pytest
+
+from tests import transforms_table
 
 NUM_CPU_DEVICES = 8
 
@@ -61,6 +63,29 @@ def _configure_hypothesis() -> None:
 
 _configure_jax()
 _configure_hypothesis()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-transforms-table",
+        action="store_true",
+        help="write the rows of docs/transforms.md that the tests of meshes measure with this JAX (without -n)",
+    )
+
+
+@pytest.fixture
+def record_row(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Compares a row of the table of transforms with the one on file, if this JAX has been measured."""
+
+    def record(case: str, mesh: str, equal: str, collectives: dict[str, int]) -> None:
+        row = transforms_table.make_row(case, mesh, equal, collectives)
+        rows = transforms_table.read()
+        if request.config.getoption("--update-transforms-table"):
+            transforms_table.write(rows | {row[:2]: row})
+        elif rows:
+            assert rows.get(row[:2]) == row
+
+    return record
 
 
 def _cuda_devices() -> list[jax.Device]:

@@ -1,7 +1,7 @@
 """The operator under JAX's transformations gives what a loop of plain calls gives."""
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 import jax_fp4attn
-from jax_fp4attn import SegmentIds
+from jax_fp4attn import SegmentIds, recipes
+from jax_fp4attn.checkpoint_policies import save_attention
 from tests import shapes
 from tests.shapes import COMPILER_OPTIONS, SHAPES, Shape
 
-SMALL = Shape((3, 1), 6, 6, 2, 1, 16)  # a leading axis to map
+SMALL = Shape((3, 2), 6, 6, 2, 1, 16)  # a leading axis to map
 Q, K, V, D_OUT, _ = shapes.normal(SMALL).jax()
 
 attend = functools.partial(jax_fp4attn.attention, is_causal=True)
@@ -26,6 +27,58 @@ def compiled(function: Any, *arguments: Any) -> Any:
 def gradients(q: Any, k: Any, v: Any, d_out: Any, **options: Any) -> Any:
     """dQ, dK and dV of one call."""
     return jax.vjp(functools.partial(attend, **options), q, k, v)[1](d_out)
+
+
+class Arguments(NamedTuple):
+    """Everything that a call can take, and the cotangent of its output."""
+
+    query: Any
+    key: Any
+    value: Any
+    d_output: Any
+    bias: Any
+    mask: Any
+    query_lengths: Any
+    key_lengths: Any
+    query_segments: Any
+    key_segments: Any
+
+
+def draw_arguments() -> Arguments:
+    """Arguments with a leading axis to map; the bias is broadcast along the batch, so its gradient is a sum over it."""
+    rng = np.random.default_rng(1)
+    return Arguments(
+        Q,
+        K,
+        V,
+        D_OUT,
+        jnp.asarray(rng.standard_normal((3, 1, 2, 1, 6)), jnp.float32),
+        jnp.asarray(rng.random((3, 1, 1, 6, 6)) < 0.7),
+        *(jnp.asarray(rng.integers(2, 7, (3, 2)), jnp.int32) for _ in range(2)),
+        *(jnp.asarray(rng.integers(0, 3, (3, 2, 6)), jnp.int32) for _ in range(2)),
+    )
+
+
+def evaluate(*arguments: Any) -> Any:
+    """Output, lse and all gradients; with the recipe that compiles fastest, as mapping knows nothing of recipes."""
+    x = Arguments(*arguments)
+
+    def call(query: Any, key: Any, value: Any, bias: Any) -> Any:
+        return attend(
+            query,
+            key,
+            value,
+            bias,
+            x.mask,
+            query_seq_lengths=x.query_lengths,
+            key_value_seq_lengths=x.key_lengths,
+            segment_ids=SegmentIds(x.query_segments, x.key_segments),
+            recipe=recipes.bf16,
+            return_residual=True,
+        )
+
+    (output, lse), vjp = jax.vjp(call, x.query, x.key, x.value, x.bias)
+    return output, lse, *vjp((x.d_output, jnp.ones_like(lse)))
 
 
 def in_a_loop(function: Any, in_axes: tuple[int | None, ...], *arguments: Any) -> Any:
@@ -71,58 +124,66 @@ class TestCompilation:
 
 
 class TestVmap:
-    AXES = pytest.mark.parametrize(
+    @pytest.mark.parametrize(
         "in_axes",
-        [(0, 0, 0), (0, None, None), (None, 0, None), (None, None, 0), (None, 0, 0)],
-        ids=["all", "query", "key", "value", "key_value"],
+        [(0, 0, 0), (0, None, None), (None, 0, None), (None, None, 0), (None, 0, 0), (0, None, 0), (0, 0, None)],
+        ids=["all", "query", "key", "value", "key_value", "query_value", "query_key"],
     )
-
-    @AXES
     def test_gradient_of_a_mapped_subset(self, in_axes):
         arguments = [x if axis == 0 else x[0] for x, axis in zip((Q, K, V), in_axes, strict=True)]
         axes = (*in_axes, 0)
         mapped = compiled(jax.vmap(gradients, in_axes=axes), *arguments, D_OUT)
         assert_same(mapped, in_a_loop(gradients, axes, *arguments, D_OUT))
 
-    def test_output_and_lse_without_the_cotangent_mapped(self):
-        function = functools.partial(attend, return_residual=True)
-        mapped = compiled(jax.vmap(function, in_axes=(0, None, 0)), Q, K[0], V)
-        assert_same(mapped, in_a_loop(function, (0, None, 0), Q, K[0], V))
+    @pytest.mark.parametrize("name", [*Arguments._fields, "all"])
+    def test_one_mapped_argument_of_a_call_with_all_of_them(self, name):
+        in_axes = tuple(0 if name in (field, "all") else None for field in Arguments._fields)
+        arguments = [x if axis == 0 else x[0] for x, axis in zip(draw_arguments(), in_axes, strict=True)]
+        mapped = compiled(jax.vmap(evaluate, in_axes=in_axes), *arguments)
+        assert_same(mapped, in_a_loop(evaluate, in_axes, *arguments))
+
+    @pytest.mark.parametrize(
+        "in_axes", [(0, None, None), (None, 0, None), (None, None, 0)], ids=["query", "key", "value"]
+    )
+    def test_value_and_gradient_whose_cotangent_is_not_mapped(self, in_axes):
+        def loss(q: Any, k: Any, v: Any) -> Any:
+            return attend(q, k, v, recipe=recipes.bf16).astype(jnp.float32).sum()
+
+        function = jax.value_and_grad(loss, argnums=(0, 1, 2))
+        arguments = [x if axis == 0 else x[0] for x, axis in zip((Q, K, V), in_axes, strict=True)]
+        values, mapped = compiled(jax.vmap(function, in_axes=in_axes), *arguments)
+        expected_values, expected = in_a_loop(function, in_axes, *arguments)
+        np.testing.assert_allclose(values, expected_values, rtol=1e-5)
+        assert_same(mapped, expected)
+
+    def test_a_head_size_between_tiles_over_several_key_tiles(self):
+        function = functools.partial(gradients, recipe=recipes.bf16)
+        arguments = shapes.normal(Shape((3, 1), 150, 150, 2, 1, 48)).jax()[:4]
+        mapped = compiled(jax.vmap(function), *arguments)
+        assert_same(mapped, in_a_loop(function, (0, 0, 0, 0), *arguments))
 
     def test_axes_other_than_the_first(self):
-        mapped = compiled(jax.vmap(attend, in_axes=(2, 1, 3), out_axes=1), *self._moved())
-        assert_same(jnp.moveaxis(mapped, 1, 0), in_a_loop(attend, (0, 0, 0), Q, K, V))
-
-    @staticmethod
-    def _moved() -> tuple[jax.Array, ...]:
-        return jnp.moveaxis(Q, 0, 2), jnp.moveaxis(K, 0, 1), jnp.moveaxis(V, 0, 3)
+        moved = jnp.moveaxis(Q, 0, 2), jnp.moveaxis(K, 0, 1), jnp.moveaxis(V, 0, -1)
+        function = functools.partial(attend, recipe=recipes.bf16)
+        mapped = compiled(jax.vmap(function, in_axes=(2, 1, -1), out_axes=1), *moved)
+        assert_same(jnp.moveaxis(mapped, 1, 0), in_a_loop(function, (0, 0, 0), Q, K, V))
 
     def test_nested(self):
-        q, k, v = (jnp.stack([x, x[::-1]]) for x in (Q, K, V))
-        nested = compiled(jax.vmap(jax.vmap(attend, in_axes=(0, None, 0)), in_axes=(0, 0, None)), q, k[:, 0], v[0])
-        expected = jnp.stack([in_a_loop(attend, (0, None, 0), q[i], k[i, 0], v[0]) for i in range(2)])
-        assert_same(nested, expected)
+        q, k, v, d_out = (jnp.stack([x, x[::-1]]) for x in (Q, K, V, D_OUT))
+        inner = jax.vmap(gradients, in_axes=(0, None, 0, 0))
+        nested = compiled(jax.vmap(inner, in_axes=(0, 0, None, 0)), q, k[:, 0], v[0], d_out)
+        rows = [in_a_loop(gradients, (0, None, 0, 0), q[i], k[i, 0], v[0], d_out[i]) for i in range(2)]
+        assert_same(nested, jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows))
 
-    def test_mapped_lengths_and_segments(self):
-        def call(q, length, ids):
-            return attend(q, K[0], V[0], key_value_seq_lengths=length, segment_ids=SegmentIds(ids, ids))
+    def test_collectives_over_the_mapped_axis(self):
+        function = functools.partial(attend, recipe=recipes.bf16)
 
-        lengths = jnp.array([[6], [0], [3]])
-        ids = jnp.array([[[1, 1, 1, 2, 2, 0]], [[1] * 6], [[0, 1, 1, 1, 1, 1]]])
-        mapped = compiled(jax.vmap(call), Q, lengths, ids)
-        assert_same(mapped, in_a_loop(call, (0, 0, 0), Q, lengths, ids))
+        def call(q: Any) -> Any:
+            return jax.lax.psum(function(q, K[0], V[0]).astype(jnp.float32), "members")
 
-    def test_mapped_mask_and_bias_with_their_gradient(self):
-        def call(q, bias, mask):
-            def loss(bias):
-                return (attend(q, K[0], V[0], bias, mask).astype(jnp.float32) ** 2).sum()
-
-            return jax.grad(loss)(bias)
-
-        rng = np.random.default_rng(1)
-        bias = jnp.asarray(rng.standard_normal((3, 1, 2, 1, 6)), jnp.float32)
-        mask = jnp.asarray(rng.random((3, 1, 1, 6, 6)) < 0.7)
-        assert_same(compiled(jax.vmap(call), Q, bias, mask), in_a_loop(call, (0, 0, 0), Q, bias, mask))
+        mapped = compiled(jax.vmap(call, axis_name="members"), Q)
+        expected = in_a_loop(function, (0, None, None), Q, K[0], V[0]).astype(jnp.float32).sum(0)
+        np.testing.assert_allclose(mapped, jnp.stack([expected] * 3), rtol=1e-6, atol=1e-6)
 
     def test_gradient_of_a_mapped_call(self):
         def loss(q, k, v):
@@ -144,7 +205,12 @@ class TestComposition:
             one = jnp.zeros_like(q).at[0, row, 1, 3].set(1)
             assert_same(jacobian[row], compiled(gradients, q, k, v, one)[0])
 
-    def test_scan_over_layers_equals_a_python_loop(self):
+    @pytest.mark.parametrize(
+        "remat",
+        [lambda f: f, jax.checkpoint, functools.partial(jax.checkpoint, policy=save_attention)],
+        ids=["plain", "remat", "save_attention"],
+    )
+    def test_scan_over_layers_equals_a_python_loop(self, remat):
         weights = jnp.asarray(np.random.default_rng(2).standard_normal((3, 16, 16)) / 4, jnp.bfloat16)
 
         def layer(x, w):
@@ -152,7 +218,7 @@ class TestComposition:
             return x + attend(y, y[:, :, :1], x[:, :, :1])
 
         def scanned(weights, x):
-            return jax.lax.scan(lambda x, w: (layer(x, w), None), x, weights)[0].astype(jnp.float32).sum()
+            return jax.lax.scan(lambda x, w: (remat(layer)(x, w), None), x, weights)[0].astype(jnp.float32).sum()
 
         def looped(weights, x):
             for w in weights:
@@ -169,6 +235,12 @@ class TestComposition:
         remat = compiled(lambda *x: jax.vjp(jax.checkpoint(jax_fp4attn.attention), *x[:3])[1](x[3]), q, k, v, d_out)
         assert_same(remat, compiled(functools.partial(gradients, is_causal=False), q, k, v, d_out))
 
+    @pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.checkpoint, jax.grad], ids=lambda f: f.__name__)
+    def test_refusals_come_through_transformations(self, transform):
+        x = jnp.zeros((3, 16, 5, 19), jnp.bfloat16)
+        with pytest.raises(ValueError, match=r"query: expected an even head size .*got H=19; pad with zero channels"):
+            transform(lambda x: jax_fp4attn.attention(x, x, x))(x)
+
     def test_only_the_lse_is_differentiated(self):
         def loss(q):
             return attend(q, K[0], V[0], return_residual=True)[1].sum()
@@ -182,7 +254,7 @@ class TestComposition:
             jax.jvp(lambda q: attend(q, K[0], V[0]), (Q[0],), (Q[0],))
 
     def test_integer_inputs_have_no_gradient(self):
-        lengths = jnp.array([4], jnp.int32)
+        lengths = jnp.array([4, 6], jnp.int32)
 
         def loss(lengths):
             return attend(Q[0], K[0], V[0], key_value_seq_lengths=lengths).astype(jnp.float32).sum()

@@ -37,7 +37,9 @@ def load_corpus(held_out_fraction: float = 0.1) -> Corpus:
     return Corpus(data[:split], data[split:])
 
 
-def training_batch(data: np.ndarray, *, seed: int, step: int, batch: int, length: int) -> np.ndarray:
+def training_batch(
+    data: np.ndarray, *, seed: int, step: int, batch: int, length: int, rows: slice = slice(None)
+) -> np.ndarray:
     """Draws windows at random; the same for the same seed and step, so a resumed run sees the same data.
 
     Args:
@@ -46,12 +48,13 @@ def training_batch(data: np.ndarray, *, seed: int, step: int, batch: int, length
       step: Of the training.
       batch: Number of windows.
       length: Bytes to predict in each window.
+      rows: Of the batch, those to read; where they start is drawn for all.
 
     Returns:
-      int32 [batch, length + 1]: each window and the byte after it.
+      int32 [rows, length + 1]: each window and the byte after it.
     """
     starts = np.random.default_rng([seed, step]).integers(0, len(data) - length, batch)
-    return _windows(data, starts, length)
+    return _windows(data, starts[rows], length)
 
 
 def spread_windows(data: np.ndarray, *, count: int | None, length: int) -> np.ndarray:

@@ -1,10 +1,11 @@
-"""Training of one model: settings, step, held-out loss and the loop."""
+"""Training of one model: settings, step, held-out loss and the loop, wherever the model is."""
 
 import dataclasses
 import functools
 import math
 import time
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -75,15 +76,40 @@ class History:
         return self.seconds / self.timed_steps if self.timed_steps else math.nan
 
 
-def make_optimizer(model: nnx.Module, config: TrainingConfig) -> nnx.Optimizer:
+class Learner(Protocol):
+    """Parameters and optimiser state, wherever they are, and what a step does to them."""
+
+    def place(self, read: Callable[[slice], np.ndarray], shape: tuple[int, int]) -> jax.Array:
+        """Puts a batch where the parameters are.
+
+        Args:
+          read: Reads some rows of the batch.
+          shape: Of the whole batch.
+
+        Returns:
+          The batch.
+        """
+        ...
+
+    def update(self, windows: jax.Array) -> jax.Array:
+        """Takes a step on int [B, T + 1] and returns the loss before it."""
+        ...
+
+    def loss(self, windows: jax.Array) -> jax.Array:
+        """The loss on int [B, T + 1]."""
+        ...
+
+
+# Cached because a step is compiled for the functions of its optimiser: equal settings give the same ones.
+@functools.cache
+def make_transformation(config: TrainingConfig) -> optax.GradientTransformation:
     """Makes AdamW with warm-up, cosine decay and clipping.
 
     Args:
-      model: What to train.
       config: Settings.
 
     Returns:
-      The optimiser.
+      The transformation of gradients.
     """
     schedule = optax.warmup_cosine_decay_schedule(
         init_value=0.0,
@@ -92,11 +118,23 @@ def make_optimizer(model: nnx.Module, config: TrainingConfig) -> nnx.Optimizer:
         decay_steps=config.steps,
         end_value=0.1 * config.learning_rate,
     )
-    transformation = optax.chain(
+    return optax.chain(
         optax.clip_by_global_norm(config.max_gradient_norm),
         optax.adamw(schedule, b2=0.95, weight_decay=config.weight_decay),
     )
-    return nnx.Optimizer(model, transformation, wrt=nnx.Param)
+
+
+def make_optimizer(model: nnx.Module, config: TrainingConfig) -> nnx.Optimizer:
+    """Makes the optimiser of a model.
+
+    Args:
+      model: What to train.
+      config: Settings.
+
+    Returns:
+      The optimiser.
+    """
+    return nnx.Optimizer(model, make_transformation(config), wrt=nnx.Param)
 
 
 def mean_loss(model: nnx.Module, windows: jax.Array) -> jax.Array:
@@ -105,31 +143,60 @@ def mean_loss(model: nnx.Module, windows: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, windows[:, 1:]).mean()
 
 
-@nnx.jit
-def train_step(model: nnx.Module, optimizer: nnx.Optimizer, windows: jax.Array) -> jax.Array:
+def train_step(
+    model: nnx.Module,
+    optimizer: nnx.Optimizer,
+    windows: jax.Array,
+    loss_function: Callable[[nnx.Module, jax.Array], jax.Array] = mean_loss,
+) -> jax.Array:
     """Updates model and optimiser in place.
 
     Args:
       model: What to train.
       optimizer: Its optimiser.
       windows: int [B, T + 1].
+      loss_function: Of model and windows.
 
     Returns:
       The loss before the update.
     """
-    loss, gradients = nnx.value_and_grad(mean_loss)(model, windows)
+    loss, gradients = nnx.value_and_grad(loss_function)(model, windows)
     optimizer.update(model, gradients)
     return loss
 
 
+_jitted_train_step = nnx.jit(train_step)
 _jitted_mean_loss = nnx.jit(mean_loss)
 
 
-def held_out_loss(model: nnx.Module, windows: np.ndarray, batch: int) -> float:
+@dataclasses.dataclass(frozen=True)
+class OneDeviceLearner:
+    """A model and its optimiser on the default device.
+
+    Attributes:
+      model: Updated in place.
+      optimizer: Updated in place.
+    """
+
+    model: nnx.Module
+    optimizer: nnx.Optimizer
+
+    def place(self, read: Callable[[slice], np.ndarray], shape: tuple[int, int]) -> jax.Array:
+        del shape
+        return jnp.asarray(read(slice(None)))
+
+    def update(self, windows: jax.Array) -> jax.Array:
+        return _jitted_train_step(self.model, self.optimizer, windows)
+
+    def loss(self, windows: jax.Array) -> jax.Array:
+        return _jitted_mean_loss(self.model, windows)
+
+
+def held_out_loss(learner: Learner, windows: np.ndarray, batch: int) -> float:
     """Mean loss over windows.
 
     Args:
-      model: The model.
+      learner: Parameters.
       windows: int [windows, T + 1].
       batch: How many to evaluate at a time; windows that fill no batch are left out.
 
@@ -137,44 +204,43 @@ def held_out_loss(model: nnx.Module, windows: np.ndarray, batch: int) -> float:
       Nats a byte.
     """
     batch = min(batch, len(windows))
-    starts = range(0, len(windows) - batch + 1, batch)
-    return float(np.mean([_jitted_mean_loss(model, jnp.asarray(windows[start : start + batch])) for start in starts]))
+    chunks = [windows[start : start + batch] for start in range(0, len(windows) - batch + 1, batch)]
+    return float(np.mean([learner.loss(learner.place(chunk.__getitem__, chunk.shape)) for chunk in chunks]))
 
 
 def train(
-    model: nnx.Module,
-    optimizer: nnx.Optimizer,
+    learner: Learner,
     corpus: Corpus,
     config: TrainingConfig,
     history: History,
-    save: Callable[[], None],
+    save: Callable[[], None] = lambda: None,
 ) -> Iterator[float]:
     """Trains from where ``history`` ends to the last step.
 
     Args:
-      model: What to train; updated in place.
-      optimizer: Its optimiser; updated in place.
+      learner: What to train; updated in place.
       corpus: Text.
       config: Settings.
       history: Extended in place.
-      save: Called after each evaluation, when model, optimiser and history belong together.
+      save: Called after each evaluation, when learner and history belong together.
 
     Yields:
       The loss of each step.
     """
-    draw = functools.partial(training_batch, corpus.training, seed=config.seed)
-    windows = spread_windows(corpus.held_out, count=config.evaluation_windows, length=config.sequence_length)
+    length = config.sequence_length
+    draw = functools.partial(training_batch, corpus.training, seed=config.seed, batch=config.batch, length=length)
+    windows = spread_windows(corpus.held_out, count=config.evaluation_windows, length=length)
     is_compiled = False
     while history.step < config.steps:
         start = time.perf_counter()
-        batch = jnp.asarray(draw(step=history.step, batch=config.batch, length=config.sequence_length))
-        loss = float(train_step(model, optimizer, batch))
+        batch = learner.place(lambda rows: draw(step=history.step, rows=rows), (config.batch, length + 1))
+        loss = float(learner.update(batch))
         if is_compiled:
             history.seconds += time.perf_counter() - start
             history.timed_steps += 1
         is_compiled = True
         history.training_loss.append(loss)
         if config.is_evaluated(history.step):
-            history.held_out_loss.append((history.step, held_out_loss(model, windows, config.batch)))
+            history.held_out_loss.append((history.step, held_out_loss(learner, windows, config.batch)))
             save()
         yield loss

@@ -3,17 +3,28 @@
 All of them use head-major arrays ([B, N, T, H]), walk over tiles of 128 keys in order, and take O(S) memory.
 """
 
-from jax_fp4attn.reference.backward import Gradients, backward
+from jax_fp4attn.reference.backward import (
+    Gradients,
+    backward,
+    finish_gradients,
+    partial_gradients,
+)
 from jax_fp4attn.reference.backward_operands import BackwardOperands, quantize_for_backward
-from jax_fp4attn.reference.forward import forward
+from jax_fp4attn.reference.forward import forward, partial_forward
 from jax_fp4attn.reference.operands import Operands, quantize_operands
+from jax_fp4attn.reference.row_operands import RowOperands, row_operands
 
 __all__ = [
     "BackwardOperands",
     "Gradients",
     "Operands",
+    "RowOperands",
     "backward",
+    "finish_gradients",
     "forward",
+    "partial_forward",
+    "partial_gradients",
     "quantize_for_backward",
     "quantize_operands",
+    "row_operands",
 ]

@@ -10,15 +10,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_fp4attn.config import LOG2_E, OperatorConfig, Visibility
-from jax_fp4attn.formats import E4M3, E5M2, block_exponent, exp2_int, round_to, round_to_bfloat16
+from jax_fp4attn.config import OperatorConfig, Visibility
+from jax_fp4attn.formats import E4M3, round_to, round_to_bfloat16
 from jax_fp4attn.recipe import Recipe
 from jax_fp4attn.reference.backward_operands import BackwardOperands, gradient_operand_values
 from jax_fp4attn.reference.operands import score_operand_values
+from jax_fp4attn.reference.row_operands import RowOperands, lift_bits, multiplier, row_operands
 from jax_fp4attn.reference.scores import ScoreTile
 from jax_fp4attn.reference.tiles import group_heads, key_positions, split_keys, ungroup_heads, zeros_for_carry
-
-_MAX_SCALE_BITS = 100  # keeps the product of all factors inside float32
 
 
 @jax.tree_util.register_dataclass
@@ -37,18 +36,6 @@ class Gradients:
     key: jax.Array
     value: jax.Array
     bias: jax.Array | None
-
-
-@dataclasses.dataclass(frozen=True)
-class _RowOperands:
-    """Everything that belongs to query rows, grouped by key/value head."""
-
-    query: jax.Array  # [B, K, G, T, H], carries m
-    output_gradient: jax.Array  # [B, K, G, T, H], carries m g
-    row_statistic: jax.Array  # [B, K, G, T], dlse - sum(O dO), carries m^2 g
-    lse_statistic: jax.Array  # [B, K, G, T], l - corrected lse log2(e)
-    contributes: jax.Array  # [B, K, G, T] bool
-    gradient_scale: jax.Array  # g, [B, K, 1, 1, 1]
 
 
 def backward(
@@ -79,13 +66,39 @@ def backward(
     Returns:
       True gradients (no factor left in). Rows that see nothing, and keys that nobody sees, have gradient 0.
     """
+    rows = row_operands(config, operands, output, lse, output_gradient, lse_gradient)
+    gradients = partial_gradients(config, operands, rows, bias, visibility, num_keys=num_keys)
+    return finish_gradients(config, rows, gradients)
+
+
+def partial_gradients(
+    config: OperatorConfig,
+    operands: BackwardOperands,
+    rows: RowOperands,
+    bias: jax.Array | None,
+    visibility: Visibility,
+    *,
+    num_keys: int,
+) -> Gradients:
+    """Contribution of a part of the keys to dQ, and of a part of the queries to dK and dV.
+
+    Args:
+      config: Static arguments.
+      operands: From :func:`jax_fp4attn.reference.quantize_for_backward`.
+      rows: From :func:`jax_fp4attn.reference.row_operands`.
+      bias: float32, broadcastable to [B, N, T, S], or None.
+      visibility: Run-time restrictions.
+      num_keys: S, without padding.
+
+    Returns:
+      Gradients, to be added up and given to :func:`finish_gradients`. All but that of the bias carry 2**l m g.
+    """
     recipe = config.recipe
     score_key = score_operand_values(operands.score_key)
     num_kv_heads = score_key.shape[1]
     score_query = group_heads(score_operand_values(operands.score_query), num_kv_heads)
     score_tile = ScoreTile(config, score_query, bias, visibility, num_keys)
-    rows = _row_operands(config, operands, output, lse, output_gradient, lse_gradient, num_kv_heads)
-    multiplier, lift = _multiplier(recipe), 2.0 ** _lift_bits(recipe)
+    lift = 2.0 ** lift_bits(recipe)
 
     def step(
         query_gradient: jax.Array, tile: tuple[jax.Array, ...]
@@ -110,83 +123,48 @@ def backward(
         split_keys(gradient_operand_values(recipe, operands.value, operands.score_key), axis=2),
         key_positions(num_keys),
     )
-    start = zeros_for_carry(rows.query.shape, operands, output, lse, output_gradient, lse_gradient, bias, visibility)
+    start = zeros_for_carry(rows.query.shape, operands, rows, bias, visibility)
     query_gradient, (d_key, d_value, d_bias) = lax.scan(step, start, tiles)
-    unit = 1.0 / (lift * multiplier * rows.gradient_scale)
     return Gradients(
-        query=ungroup_heads(round_to_bfloat16(query_gradient * unit)),
-        key=round_to_bfloat16(_join_keys(d_key) * unit[:, :, 0]),
-        value=round_to_bfloat16(_join_keys(d_value) * unit[:, :, 0]),
+        query=ungroup_heads(query_gradient),
+        key=_join_keys(d_key),
+        value=_join_keys(d_value),
         bias=None if bias is None or d_bias is None else _join_bias(d_bias, bias, num_keys),
     )
 
 
-def _multiplier(recipe: Recipe) -> float:
-    return recipe.backward_multiplier if recipe.backward == "fp8" else 1.0
+def finish_gradients(config: OperatorConfig, rows: RowOperands, gradients: Gradients) -> Gradients:
+    """Takes the factors out of summed gradients and rounds them.
 
+    Args:
+      config: Static arguments.
+      rows: From :func:`jax_fp4attn.reference.row_operands`.
+      gradients: The sum of what :func:`partial_gradients` returned.
 
-def _lift_bits(recipe: Recipe) -> int:
-    return recipe.backward_p_lift_bits if recipe.backward == "fp8" else 0
-
-
-def _row_operands(
-    config: OperatorConfig,
-    operands: BackwardOperands,
-    output: jax.Array,
-    lse: jax.Array,
-    output_gradient: jax.Array,
-    lse_gradient: jax.Array | None,
-    num_kv_heads: int,
-) -> _RowOperands:
+    Returns:
+      True gradients.
+    """
     recipe = config.recipe
-    multiplier = _multiplier(recipe)
-    query = group_heads(gradient_operand_values(recipe, operands.query, operands.score_query), num_kv_heads)
-    lse, output = group_heads(lse, num_kv_heads), group_heads(output, num_kv_heads)
-    # A row without a finite denominator has a constant output. The selects keep away what it and its cotangent hold.
-    contributes = ~jnp.isinf(lse)
-    query = jnp.where(contributes[..., None], query, 0.0)
-    d_output = group_heads(round_to_bfloat16(output_gradient), num_kv_heads)
-    d_output = jnp.where(contributes[..., None], d_output, 0.0)
-    d_lse = jnp.zeros_like(lse)
-    if lse_gradient is not None:
-        d_lse = jnp.where(contributes, group_heads(lse_gradient, num_kv_heads), 0.0)
-    scale = _gradient_scale(recipe, d_output, d_lse)
-    d_output = d_output * (multiplier * scale)
-    if recipe.backward == "fp8":
-        d_output = round_to(d_output, E5M2)
-    # From the rounded dO, so that the statistic cancels exactly what the product dO V^T contains.
-    statistic = (multiplier * multiplier) * scale[..., 0] * d_lse
-    statistic = statistic - multiplier * jnp.sum(output * d_output, axis=-1)
-    return _RowOperands(
-        query=query,
-        output_gradient=d_output,
-        row_statistic=statistic,
-        lse_statistic=_lift_bits(recipe) - (jnp.where(contributes, lse, 0.0) + recipe.backward_lse_correction) * LOG2_E,
-        contributes=contributes,
-        gradient_scale=scale,
+    unit = 1.0 / (2.0 ** lift_bits(recipe) * multiplier(recipe) * rows.gradient_scale)
+    d_query = group_heads(gradients.query, unit.shape[1])
+    return Gradients(
+        query=ungroup_heads(round_to_bfloat16(d_query * unit)),
+        key=round_to_bfloat16(gradients.key * unit[:, :, 0]),
+        value=round_to_bfloat16(gradients.value * unit[:, :, 0]),
+        bias=gradients.bias,
     )
-
-
-def _gradient_scale(recipe: Recipe, d_output: jax.Array, d_lse: jax.Array) -> jax.Array:
-    """g: the power of two that brings the largest cotangent of each batch entry and kv head into [1, 2)."""
-    shape = (*d_output.shape[:2], 1, 1, 1)
-    if recipe.backward != "fp8" or recipe.output_gradient_scale == "unit":
-        return jnp.ones(shape, jnp.float32)
-    amax = jnp.maximum(jnp.max(jnp.abs(d_output), axis=(2, 3, 4)), jnp.max(jnp.abs(d_lse), axis=(2, 3)))
-    exponent = jnp.clip(block_exponent(amax, "floor"), -_MAX_SCALE_BITS, _MAX_SCALE_BITS)
-    return jnp.where(amax == 0, 1.0, exp2_int(-exponent)).reshape(shape)
 
 
 def _tile_gradients(
     config: OperatorConfig,
-    rows: _RowOperands,
+    rows: RowOperands,
     raw: jax.Array,
     visible: jax.Array,
     value: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """P (carrying 2**l) and the gradient of the natural-log scores (carrying 2**l g), [B, K, G, T, 128]."""
     recipe = config.recipe
-    lift = _lift_bits(recipe)
+    lift = lift_bits(recipe)
     log_p = raw * config.log2_scale + rows.lse_statistic[..., None]
     p = jnp.exp2(jnp.minimum(log_p, lift))
     p = round_to(p, E4M3) if recipe.backward == "fp8" else round_to_bfloat16(p)
@@ -194,7 +172,7 @@ def _tile_gradients(
     p = jnp.where(contributes, p, 0.0)
     d_p = _einsum("bkgth,bksh->bkgts", rows.output_gradient, value)
     centred = (d_p + rows.row_statistic[..., None]) * p
-    score_gradient = centred * (1.0 / _multiplier(recipe) ** 2)
+    score_gradient = centred * (1.0 / multiplier(recipe) ** 2)
     return p, jnp.where(contributes, score_gradient, 0.0)
 
 

@@ -39,7 +39,31 @@ def forward(
       num_keys: S, without padding.
 
     Returns:
-      Output, float32 [B, N, T, H] with bfloat16 values (H padded), and lse, float32 [B, N, T], natural log. A row that
+      What :func:`partial_forward` does, with bfloat16 values in the output.
+    """
+    output, lse = partial_forward(config, operands, bias, visibility, num_keys=num_keys)
+    return round_to_bfloat16(output), lse
+
+
+def partial_forward(
+    config: OperatorConfig,
+    operands: Operands,
+    bias: jax.Array | None,
+    visibility: Visibility,
+    *,
+    num_keys: int,
+) -> tuple[jax.Array, jax.Array]:
+    """Attention to a part of the keys, to be merged with attention to others.
+
+    Args:
+      config: Static arguments.
+      operands: From :func:`jax_fp4attn.reference.quantize_operands`.
+      bias: float32, broadcastable to [B, N, T, S], or None.
+      visibility: Run-time restrictions.
+      num_keys: S, without padding.
+
+    Returns:
+      Output, float32 [B, N, T, H] (H padded), and lse, float32 [B, N, T], natural log. A row that
       sees nothing has output 0 and lse -inf. A row whose Direct-P denominator leaves float32's range has output 0 and
       lse -inf (underflow) or +inf (overflow). NaN in a visible operand gives NaN.
     """
@@ -59,7 +83,7 @@ def forward(
     accumulator, denominator, log2_offset = walk(score_tile, tiles)
     unit = _MXFP4_UNIT if recipe.p_format == "mxfp4" else 1.0 / recipe.v_multiplier
     output, lse = _normalize(unit, accumulator, denominator, log2_offset)
-    return ungroup_heads(round_to_bfloat16(output)), ungroup_heads(lse)
+    return ungroup_heads(output), ungroup_heads(lse)
 
 
 _Tiles = tuple[jax.Array, jax.Array, jax.Array]

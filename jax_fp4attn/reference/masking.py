@@ -64,6 +64,8 @@ def visible_in_tile(
     query = jnp.arange(num_queries)[:, None]
     key = positions[None]
     visible = jnp.broadcast_to(key < num_keys, (num_queries, positions.shape[0]))
+    if visibility.key_offset is not None:
+        key = key + visibility.key_offset
     if config.is_causal:
         visible &= key <= query
     if config.window is not None:

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jax_fp4attn.config import OperatorConfig, Visibility, padded_head_size
 from jax_fp4attn.formats import (
@@ -62,6 +63,8 @@ def quantize_operands(
     key: jax.Array,
     value: jax.Array,
     visibility: Visibility,
+    *,
+    sequence_axis: str | None = None,
 ) -> Operands:
     """Quantises query, key and value as the recipe says.
 
@@ -71,6 +74,7 @@ def quantize_operands(
       key: [B, S, K, H].
       value: [B, S, K, H].
       visibility: Run-time restrictions; rows and keys that see or are seen by nobody become zero.
+      sequence_axis: The mesh axis over which the sequence is split; tensor scales are those of the whole sequence.
 
     Returns:
       The operands.
@@ -80,19 +84,21 @@ def quantize_operands(
     key_rows = valid_keys(visibility, key.shape[1])
     slots = padded_keys(key.shape[1])
     return Operands(
-        query=_quantize_rows(recipe, head_major(query, query_rows)),
-        key=_quantize_rows(recipe, pad_axis(head_major(key, key_rows), 2, slots)),
+        query=_quantize_rows(recipe, head_major(query, query_rows), sequence_axis),
+        key=_quantize_rows(recipe, pad_axis(head_major(key, key_rows), 2, slots), sequence_axis),
         value=_quantize_value(recipe, head_major(value, key_rows)),
     )
 
 
-def _quantize_rows(recipe: Recipe, x: jax.Array) -> BlockScaled | jax.Array:
+def _quantize_rows(recipe: Recipe, x: jax.Array, sequence_axis: str | None) -> BlockScaled | jax.Array:
     """[B, N, T, H] float32 to the format of the scores' operands."""
     if recipe.qk_format == "bf16":
         return x.astype(jnp.bfloat16)
     tensor_scale = None
     if recipe.qk_tensor_scale == "amax":
         tensor_scale = nvfp4_tensor_scale(x, axis=(2, 3))
+        if sequence_axis is not None:
+            tensor_scale = lax.pmax(tensor_scale, sequence_axis)
     fold = recipe.qk_scale_fold if x.shape[-1] % _K64_FOLD_HEAD_SIZE == 0 else "none"
     return quantize_nvfp4(x, tensor_scale=tensor_scale, fold=fold, ties=recipe.qk_ties)
 

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,7 +11,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jax_fp4attn.transforms.operation import Call
-from jax_fp4attn.transforms.sharding import make_plan, run_shard
+from jax_fp4attn.transforms.sharding import check_sequence_axis, make_plan, run_shard
 
 Shapes = tuple[jax.ShapeDtypeStruct, ...]
 
@@ -30,6 +31,8 @@ def _partitioned(call: Call, shapes: Shapes) -> Callable[..., tuple[jax.Array, .
 
     def partition(mesh: Mesh, arguments: Any, results: Any) -> Any:
         del results
+        if call.sequence_axis is not None:
+            check_sequence_axis(call.sequence_axis, mesh.axis_names)
         plan = make_plan(call, shapes, tuple(_spec(x) for x in arguments), mesh.shape)
 
         def shardings(layouts: Iterable[str]) -> tuple[NamedSharding, ...]:
@@ -44,8 +47,11 @@ def _partitioned(call: Call, shapes: Shapes) -> Callable[..., tuple[jax.Array, .
 
     def rule(mesh: Mesh, value_types: Any, result_types: Any) -> tuple[str, dict[str, Any]]:
         del value_types, result_types
-        sizes = {d: n for x, layout in zip(shapes, layouts, strict=True) for d, n in zip(layout, x.shape, strict=True)}
-        return sharding_rule(layouts, result_layouts, sizes.get("n", 1), sizes.get("k", 1), mesh.shape.values())
+        results = jax.tree.leaves(call.result_shapes(shapes))
+        operands = tuple(zip(layouts, (x.shape for x in shapes), strict=True))
+        return sharding_rule(
+            operands, tuple(zip(result_layouts, (x.shape for x in results), strict=True)), mesh.shape.values()
+        )
 
     function.def_partition(partition=partition, sharding_rule=rule)
     return function
@@ -57,54 +63,67 @@ def _spec(argument: Any) -> PartitionSpec:
     return spec if spec is not None else PartitionSpec()
 
 
+LaidOutShape = tuple[str, tuple[int, ...]]
+
+
 def sharding_rule(
-    layouts: tuple[str, ...],
-    result_layouts: tuple[str, ...],
-    num_heads: int,
-    num_kv_heads: int,
-    mesh_axis_sizes: Iterable[int],
+    operands: tuple[LaidOutShape, ...], results: tuple[LaidOutShape, ...], mesh_axis_sizes: Iterable[int]
 ) -> tuple[str, dict[str, Any]]:
     """The Shardy rule of a call, which steers how shardings propagate through it.
 
-    Batch and head factors are shared by all operands; every other dimension is a factor of its own that asks to be
-    whole. Multi-head: query and key/value heads are one factor. Grouped-query: query heads are the compound ``(k g)``,
-    but only if every mesh axis divides K, since the compiler may otherwise split an axis into parts that no
-    specification can name. Else, and for multi-query, they are separate factors.
+    Batch, head and sequence factors are shared by all arrays; every other dimension is a factor of its own that asks to
+    be whole. Multi-head: query and key/value heads are one factor. Grouped-query: query heads are the compound
+    ``(k g)``, but only if every mesh axis divides K, since the compiler may otherwise split an axis into parts that no
+    specification can name. Else, and for multi-query, they are separate factors. Sequence dimensions of different sizes
+    (codes are packed, scales stand for blocks) are compounds of a common factor and a remainder.
 
     Args:
-      layouts: Layouts of the operands.
-      result_layouts: Layouts of the results.
-      num_heads: N.
-      num_kv_heads: K.
+      operands: Layout and shape of each.
+      results: Layout and shape of each.
       mesh_axis_sizes: Sizes of the mesh axes.
 
     Returns:
       The rule and its keyword arguments.
 
     Example:
-      >>> sharding_rule(("b*n", "b*k"), ("bn",), 8, 2, [2])
+      >>> sharding_rule((("b*n", (2, 5, 8)), ("b*k", (2, 5, 2))), (("bn", (2, 8)),), [2])
       ('b x0 (k g), b x1 k -> b (k g)', {'g': 4, 'need_replication_factors': ('x0', 'g', 'x1')})
     """
-    groups, rest = divmod(num_heads, num_kv_heads)
-    factors = {"b": "b", "n": "n", "k": "k", "K": "k"}
-    whole = {"k"}
-    options: dict[str, Any] = {}
-    if num_heads == num_kv_heads:
-        factors["n"], whole = "k", set()
-    elif num_kv_heads > 1 and rest == 0 and all(num_kv_heads % size == 0 for size in mesh_axis_sizes):
-        factors["n"], whole = "(k g)", {"g"}
-        options["g"] = groups
+    sizes = [item for array in operands + results for item in zip(*array, strict=True)]
+    factors, options = _head_factors(dict(reversed(sizes)), tuple(mesh_axis_sizes))
+    common = math.gcd(*(size for dimension, size in sizes if dimension == "s"))
     counter = itertools.count()
+    shared = {"b", "n", "s"} | ({"k"} if factors["n"] != "n" else set())
     seen: list[str] = []
 
-    def render(layout: str) -> str:
-        tokens = [factors[d] if d in factors else f"x{next(counter)}" for d in layout]
-        for token in tokens:
-            seen.extend(name for name in token.strip("()").split() if name not in seen)
+    def token(dimension: str, size: int) -> str:
+        if dimension == "s" and size > common:
+            name = f"r{next(counter)}"
+            options[name] = size // common
+            return f"(s {name})"
+        return factors.get(dimension) or f"x{next(counter)}"
+
+    def render(array: LaidOutShape) -> str:
+        tokens = [token(dimension, size) for dimension, size in zip(*array, strict=True)]
+        for text in tokens:
+            seen.extend(name for name in text.strip("()").split() if name not in seen)
         return " ".join(tokens)
 
-    operands = ", ".join(render(layout) for layout in layouts)
-    results = ", ".join(render(layout) for layout in result_layouts)
+    rule = f"{', '.join(map(render, operands))} -> {', '.join(map(render, results))}"
+    if common and all(size > common for dimension, size in sizes if dimension == "s"):
+        options["s"] = common
     # The verifier wants these in order of first appearance.
-    options["need_replication_factors"] = tuple(name for name in seen if name in whole or name.startswith("x"))
-    return f"{operands} -> {results}", options
+    options["need_replication_factors"] = tuple(name for name in seen if name not in shared)
+    return rule, options
+
+
+def _head_factors(sizes: dict[str, int], mesh_axis_sizes: tuple[int, ...]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Factors of batch, heads and sequence, and the sizes of those inside compounds."""
+    num_heads, num_kv_heads = sizes.get("n", 1), sizes.get("k", 1)
+    factors = {"b": "b", "s": "s", "n": "n", "k": "k", "K": "k"}
+    groups, rest = divmod(num_heads, num_kv_heads)
+    if num_heads == num_kv_heads:
+        return factors | {"n": "k"}, {}
+    if num_kv_heads > 1 and rest == 0 and all(num_kv_heads % size == 0 for size in mesh_axis_sizes):
+        return factors | {"n": "(k g)"}, {"g": groups}
+    return factors, {}

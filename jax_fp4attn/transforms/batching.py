@@ -11,19 +11,20 @@ from jax_fp4attn.transforms.operation import Call, Operation
 from jax_fp4attn.transforms.routing import route
 
 
-def apply(operation: Operation, static: Hashable, *arguments: Any) -> Any:
+def apply(operation: Operation, static: Hashable, *arguments: Any, sequence_axis: str | None = None) -> Any:
     """Runs an operation under whatever transformations are active.
 
     Args:
       operation: The operation.
       static: Its static arguments, hashable.
       *arguments: Its array arguments, pytrees.
+      sequence_axis: The mesh axis over which the sequence is split, or None.
 
     Returns:
       The operation's results.
     """
     leaves, structure = jax.tree.flatten(arguments)
-    call = Call(operation, static, structure)
+    call = Call(operation, static, structure, sequence_axis)
     results = _batchable(call)(*leaves)
     return jax.tree.unflatten(jax.tree.structure(call.result_shapes(tuple(leaves))), results)
 
@@ -50,18 +51,19 @@ def _run_mapped(
     batch = next(x.shape[0] for x, layout in zip(unmapped, layouts, strict=True) if layout[0] == "b")
     results = call.result_shapes(unmapped)
     summed = any(layout[0] == "B" for layout in call.result_layouts(results))
+    # The batch stays the slower dimension: if it is sharded, its shards stay contiguous in the joined one.
     joined = []
     for x, shape, is_mapped, layout in zip(leaves, unmapped, mapped, layouts, strict=True):
         if not is_mapped and layout[0] != "b" and not summed:
             joined.append(x)  # Broadcast along the batch, and still broadcast along the longer one.
             continue
-        x = x if is_mapped else x[None]
-        x = jnp.broadcast_to(x, (axis_size, batch, *shape.shape[1:]))
-        joined.append(x.reshape(axis_size * batch, *shape.shape[1:]))
+        x = jnp.swapaxes(x, 0, 1) if is_mapped else x[:, None]
+        x = jnp.broadcast_to(x, (batch, axis_size, *shape.shape[1:]))
+        joined.append(x.reshape(batch * axis_size, *shape.shape[1:]))
     outputs = _batchable(call)(*joined)
     split = []
     for x, result in zip(outputs, jax.tree.leaves(results), strict=True):
-        x = x.reshape(axis_size, -1, *x.shape[1:])
+        x = jnp.swapaxes(x.reshape(-1, axis_size, *x.shape[1:]), 0, 1)
         # A result that is summed over the batch stays separate for each member of the mapped axis.
         split.append(jnp.sum(x, axis=1, keepdims=True) if result.shape[0] == 1 != x.shape[1] else x)
     return tuple(split), (True,) * len(split)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -25,16 +25,18 @@ class Plan:
       kv_heads: Mesh axes that split the key/value heads: those of the query heads, or none.
       heads_per_slice: When query heads are split into more parts than there are key/value heads, the number of parts
         that share a key/value head; each shard then picks its head from an unsplit operand. Otherwise 0.
+      sequence: The mesh axis that splits the sequence, or none.
     """
 
     batch: AxisNames
     heads: AxisNames
     kv_heads: AxisNames
     heads_per_slice: int
+    sequence: AxisNames = ()
 
     def spec(self, layout: str) -> PartitionSpec:
         """Specification of an array of this layout."""
-        axes = {"b": self.batch, "n": self.heads, "k": self.kv_heads, "K": self.kv_heads}
+        axes = {"b": self.batch, "n": self.heads, "k": self.kv_heads, "K": self.kv_heads, "s": self.sequence}
         return PartitionSpec(*(axes.get(dimension) or None for dimension in layout))
 
 
@@ -67,6 +69,9 @@ def make_plan(
 
     Returns:
       The plan. Axes on any other dimension are dropped: the operand is gathered along them.
+
+    Raises:
+      ValueError: If the sequence axis does not divide the sequence.
     """
     layouts = call.argument_layouts(leaves)
     batch: AxisNames = ()
@@ -83,6 +88,11 @@ def make_plan(
             elif dimension == "k":
                 kv_heads = kv_heads or axes
     heads = heads or kv_heads
+    sequence: AxisNames = ()
+    if call.sequence_axis is not None and call.sequence_axis in mesh_shape:
+        sequence = (call.sequence_axis,)
+        _check_sequence(call.sequence_axis, layouts, leaves, mesh_shape)
+        batch, heads = (tuple(axis for axis in axes if axis not in sequence) for axes in (batch, heads))
     results = call.result_shapes(leaves)
     sums_batch = any("B" in layout for layout in call.result_layouts(results))
     if sums_batch and sizes["b"] % _size(batch, mesh_shape):
@@ -90,12 +100,42 @@ def make_plan(
     heads = tuple(axis for axis in heads if axis not in batch)
     parts, num_heads, num_kv_heads = _size(heads, mesh_shape), sizes.get("n"), sizes.get("k")
     if num_heads is None or num_kv_heads is None or num_heads % parts:
-        return Plan(batch, (), (), 0)
+        return Plan(batch, (), (), 0, sequence)
     if num_kv_heads % parts == 0:
-        return Plan(batch, heads, heads, 0)
+        return Plan(batch, heads, heads, 0, sequence)
     if parts % num_kv_heads == 0:
-        return Plan(batch, heads, (), parts // num_kv_heads)
-    return Plan(batch, (), (), 0)
+        return Plan(batch, heads, (), parts // num_kv_heads, sequence)
+    return Plan(batch, (), (), 0, sequence)
+
+
+def _check_sequence(
+    axis: str, layouts: tuple[str, ...], leaves: tuple[Any, ...], mesh_shape: Mapping[str, int]
+) -> None:
+    for x, layout in zip(leaves, layouts, strict=True):
+        for dimension, size in zip(layout, x.shape, strict=True):
+            if dimension == "s" and size % mesh_shape[axis]:
+                raise ValueError(
+                    f"context_axis: expected a sequence that the {mesh_shape[axis]} shards of mesh axis {axis!r} "
+                    f"divide, got a dimension of {size} in an operand of shape {x.shape}; pad the sequence"
+                )
+
+
+def check_sequence_axis(axis: str, mesh_axes: Iterable[str]) -> None:
+    """Checks that a mesh has the axis over which the sequence is to be split.
+
+    Args:
+      axis: Its name.
+      mesh_axes: Names of the mesh's axes.
+
+    Raises:
+      ValueError: If it has not.
+    """
+    names = tuple(mesh_axes)
+    if axis not in names:
+        raise ValueError(
+            f"context_axis: expected one of the mesh axes {names}, got {axis!r}; name the axis over which the sequence "
+            "is split, or leave context_axis out"
+        )
 
 
 def run_shard(
@@ -126,7 +166,7 @@ def run_shard(
             lax.dynamic_slice_in_dim(x, head, 1, layout.index("k")) if "k" in layout else x
             for x, layout in zip(leaves, layouts, strict=True)
         )
-    results = call(*leaves)
+    results = call.on_shard(*leaves)
     return tuple(
         _complete(plan, x, layout, head if slices and "K" in layout else None, num_kv_heads)
         for x, layout in zip(results, result_layouts, strict=True)

@@ -88,6 +88,7 @@ class TestData:
         np.testing.assert_array_equal(first, draw(seed=0, step=5))
         assert (first != draw(seed=0, step=6)).any()
         assert (first != draw(seed=1, step=5)).any()
+        np.testing.assert_array_equal(draw(seed=0, step=5, rows=slice(1, 3)), first[1:3])
 
     def test_a_batch_reaches_both_ends(self):
         windows = data.training_batch(np.arange(10, dtype=np.uint8), seed=0, step=0, batch=200, length=8)
@@ -136,7 +137,8 @@ class TestGenerate:
 
 
 def train_arm(corpus, out, config=SHORT, **arguments):
-    return train_language_model.train_arm("bf16", corpus, TINY, config, out, **arguments)
+    learner, history = train_language_model.train_arm("bf16", corpus, TINY, config, out, **arguments)
+    return learner.model, history
 
 
 class TestTrainArm:

@@ -1,7 +1,5 @@
 """Sharded calls give what one device gives, with no more communication than they need."""
 
-import contextlib
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 import jax_fp4attn
 from jax_fp4attn import SegmentIds
 from tests.assertions import assert_close
+from tests.meshes import assert_equal, causal, describe, gradients, one_device, random_inputs, run_sharded
 
 BATCH, LENGTH, HEADS, HEAD_SIZE = 4, 40, 8, 64
 
@@ -36,6 +35,8 @@ GATHERED = {
     "sequence": P("data", "model"),
     "head size": P("data", None, None, "model"),
 }
+KINDS = pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
+TO_SUMS = "to the order of sums"
 
 
 @pytest.fixture(name="make_mesh")
@@ -44,175 +45,156 @@ def _make_mesh(cpu_devices: list[jax.Device]) -> Callable[[AxisType], Mesh]:
     return lambda kind: Mesh(devices, ("data", "model"), axis_types=(kind, kind))
 
 
+@pytest.fixture(name="compare")
+def _compare(record_row: Callable[..., None]) -> Callable[..., dict[str, int]]:
+    """Runs a program on a mesh and on one device, and records a row of the table."""
+
+    def compare(
+        case: str,
+        mesh: Mesh,
+        function: Callable[..., Any],
+        arrays: tuple[jax.Array, ...],
+        specs: tuple[P, ...],
+        *,
+        one: Callable[..., Any] | None = None,
+        sums: bool = False,
+    ) -> tuple[Any, dict[str, int]]:
+        actual, collectives = run_sharded(mesh, function, arrays, specs)
+        assert_equal(actual, one_device(one or function, *arrays), sums=sums)
+        record_row(case, describe(mesh), TO_SUMS if sums else "yes", collectives)
+        return actual, collectives
+
+    return compare
+
+
 def _inputs(num_kv_heads: int, batch: int = BATCH) -> tuple[jax.Array, ...]:
-    rng = np.random.default_rng(0)
-    shapes = [(batch, LENGTH, heads, HEAD_SIZE) for heads in (HEADS, num_kv_heads, num_kv_heads, HEADS)]
-    return tuple(jnp.asarray(rng.standard_normal(shape), jnp.bfloat16) for shape in shapes)
+    return random_inputs(batch, LENGTH, HEADS, num_kv_heads, HEAD_SIZE)
 
 
-def _gradients(attend: Callable[..., jax.Array]) -> Callable[..., Any]:
-    def run(query: jax.Array, key: jax.Array, value: jax.Array, d_out: jax.Array) -> Any:
-        out, vjp = jax.vjp(attend, query, key, value)
-        return out, *vjp(d_out)
-
-    return run
-
-
-def _causal(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-    return jax_fp4attn.attention(query, key, value, is_causal=True)
-
-
-def _run(mesh: Mesh, function: Callable[..., Any], arrays: tuple[jax.Array, ...], specs: tuple[P, ...]) -> Any:
-    """Results, and how many collectives of each kind the compiled program has."""
-    placed = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(arrays, specs, strict=True)]
-    explicit = AxisType.Explicit in mesh.axis_types
-    with jax.set_mesh(mesh) if explicit else contextlib.nullcontext():
-        compiled = jax.jit(function).lower(*placed).compile()
-        results = compiled(*placed)
-    names = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
-    counts = {name: len(re.findall(rf" {name}(?:-start)?\(", compiled.as_text())) for name in names}
-    return results, {name: count for name, count in counts.items() if count}
-
-
-def _assert_equal(actual: Any, expected: Any, *, sums: bool = False) -> None:
-    # Sums over shards round to bfloat16 once a shard; everything else is the same arithmetic.
-    tolerance = 2**-7 if sums else 0.0
-    actual, expected = jax.tree.map(np.asarray, (actual, expected))
-    scale = [float(np.abs(np.asarray(x, np.float32)).max()) for x in expected]
-    for x, y, size in zip(actual, expected, scale, strict=True):
-        assert_close(jnp.asarray(x), jnp.asarray(y), rtol=0, atol=tolerance * size)
-
-
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
+@KINDS
 @pytest.mark.parametrize("case", CASES)
-def test_gradient_program_equals_one_device(case, kind, make_mesh):
+def test_gradient_program_equals_one_device(case, kind, make_mesh, compare):
     num_kv_heads, query_spec, kv_spec, collectives = CASES[case]
     arrays = _inputs(num_kv_heads, batch=8 if "both axes" in case else BATCH)
-    expected = jax.jit(_gradients(_causal))(*arrays)
-    actual, counts = _run(make_mesh(kind), _gradients(_causal), arrays, (query_spec, kv_spec, kv_spec, query_spec))
-    _assert_equal(actual, expected, sums="all-reduce" in collectives)
-    assert actual[0].sharding.is_equivalent_to(NamedSharding(make_mesh(kind), query_spec), 4)
+    mesh = make_mesh(kind)
+    specs = (query_spec, kv_spec, kv_spec, query_spec)
+    actual, counts = compare(case, mesh, gradients(causal), arrays, specs, sums="all-reduce" in collectives)
+    assert actual[0].sharding.is_equivalent_to(NamedSharding(mesh, query_spec), 4)
     if kind == AxisType.Explicit or "whole" not in case:
         assert counts == collectives
 
 
 @pytest.mark.parametrize("dimension", GATHERED)
-def test_automatic_mesh_gathers_what_must_be_whole(dimension, make_mesh):
-    arrays, spec = _inputs(4), GATHERED[dimension]
-    expected = jax.jit(_gradients(_causal))(*arrays)
-    actual, counts = _run(make_mesh(AxisType.Auto), _gradients(_causal), arrays, (spec,) * 4)
-    _assert_equal(actual, expected)
+def test_automatic_mesh_gathers_what_must_be_whole(dimension, make_mesh, compare):
+    specs = (GATHERED[dimension],) * 4
+    _, counts = compare(f"{dimension} sharded", make_mesh(AxisType.Auto), gradients(causal), _inputs(4), specs)
     assert counts.get("all-gather", 0) > 0
 
 
 @pytest.mark.parametrize("dimension", GATHERED)
-def test_explicit_mesh_refuses_what_must_be_whole(dimension, make_mesh):
+def test_explicit_mesh_refuses_what_must_be_whole(dimension, make_mesh, record_row):
+    mesh = make_mesh(AxisType.Explicit)
     with pytest.raises(ValueError, match=r"sharded over mesh axes \('model',\).*reshard"):
-        _run(make_mesh(AxisType.Explicit), _gradients(_causal), _inputs(4), (GATHERED[dimension],) * 4)
+        run_sharded(mesh, gradients(causal), _inputs(4), (GATHERED[dimension],) * 4)
+    record_row(f"{dimension} sharded", describe(mesh), "refused, with advice", {})
 
 
-def test_cotangent_with_another_sharding(make_mesh):
-    arrays = _inputs(4)
-    expected = jax.jit(_gradients(_causal))(*arrays)
+def test_cotangent_with_another_sharding(make_mesh, compare):
     specs = (HEADS_SPLIT, HEADS_SPLIT, HEADS_SPLIT, P())
-    actual, _ = _run(make_mesh(AxisType.Auto), _gradients(_causal), arrays, specs)
-    _assert_equal(actual, expected)
+    compare("cotangent replicated", make_mesh(AxisType.Auto), gradients(causal), _inputs(4), specs)
 
 
-def test_uneven_batch(make_mesh):
-    arrays = _inputs(4, batch=6)
-    expected = jax.jit(_gradients(_causal))(*arrays)
+def test_uneven_batch(make_mesh, compare):
+    mesh = make_mesh(AxisType.Auto)
 
     def run(*arrays: jax.Array) -> Any:
-        mesh = make_mesh(AxisType.Auto)
         constrained = (jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P("model"))) for x in arrays)
-        return _gradients(_causal)(*constrained)
+        return gradients(causal)(*constrained)
 
-    _assert_equal(_run(make_mesh(AxisType.Auto), run, arrays, (P(),) * 4)[0], expected)
+    compare("batch of 6 over 4 shards", mesh, run, _inputs(4, batch=6), (P(),) * 4, one=gradients(causal))
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
-def test_lengths_and_segments_follow_the_batch(kind, make_mesh):
-    arrays = _inputs(4)
+@KINDS
+def test_lengths_and_segments_follow_the_batch(kind, make_mesh, compare):
     lengths = jnp.array([40, 17, 0, 33], jnp.int32)
     segments = jnp.asarray(np.random.default_rng(1).integers(0, 3, (BATCH, LENGTH)), jnp.int32)
 
     def run(query, key, value, d_out, lengths, segments):
         def attend(*operands):
-            return jax_fp4attn.attention(
-                *operands,
-                is_causal=True,
-                key_value_seq_lengths=lengths,
-                segment_ids=SegmentIds(segments, segments),
-            )
+            return causal(*operands, key_value_seq_lengths=lengths, segment_ids=SegmentIds(segments, segments))
 
-        return _gradients(attend)(query, key, value, d_out)
+        return gradients(attend)(query, key, value, d_out)
 
-    expected = jax.jit(run)(*arrays, lengths, segments)
     specs = (HEADS_SPLIT,) * 4 + (BATCH_SPLIT, BATCH_SPLIT)
-    actual, counts = _run(make_mesh(kind), run, (*arrays, lengths, segments), specs)
-    _assert_equal(actual, expected)
+    _, counts = compare("lengths and segments", make_mesh(kind), run, (*_inputs(4), lengths, segments), specs)
     assert counts == {}
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, HEADS), (BATCH, 1)], ids=str)
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
-def test_gradient_of_a_broadcast_bias_is_summed_over_shards(shape, kind, make_mesh):
+@KINDS
+def test_gradient_of_a_broadcast_bias_is_summed_over_shards(shape, kind, make_mesh, record_row):
     arrays = _inputs(4)
     bias = jnp.asarray(np.random.default_rng(2).standard_normal((*shape, LENGTH, LENGTH)), jnp.float32)
 
     def run(query, key, value, d_out, bias):
         return jax.vjp(lambda bias: jax_fp4attn.attention(query, key, value, bias, is_causal=True), bias)[1](d_out)
 
-    (expected,) = jax.jit(run)(*arrays, bias)
-    (actual,), _ = _run(make_mesh(kind), run, (*arrays, bias), (HEADS_SPLIT,) * 4 + (P(),))
+    (expected,) = one_device(run, *arrays, bias)
+    mesh = make_mesh(kind)
+    (actual,), collectives = run_sharded(mesh, run, (*arrays, bias), (HEADS_SPLIT,) * 4 + (P(),))
     assert_close(jnp.asarray(np.asarray(actual)), expected, rtol=1e-4, atol=1e-5)
+    record_row(f"gradient of a bias {(*shape, 'T', 'S')}".replace("'", ""), describe(mesh), TO_SUMS, collectives)
 
 
 @pytest.mark.parametrize("axis_names", [{"data", "model"}, {"data"}, {"model"}], ids=["full", "data", "model"])
 @pytest.mark.parametrize("check_vma", [True, False])
-def test_inside_shard_map(axis_names, check_vma, make_mesh):
+def test_inside_shard_map(axis_names, check_vma, make_mesh, compare):
     if not check_vma and axis_names != {"data", "model"}:
         pytest.skip("JAX checks types under a partly manual mesh")
-    arrays = _inputs(4)
-    expected = jax.jit(_gradients(_causal))(*arrays)
     spec = P("data" if "data" in axis_names else None, None, "model" if "model" in axis_names else None)
+    mesh = make_mesh(AxisType.Auto)
     mapped = jax.shard_map(
-        _causal,
-        mesh=make_mesh(AxisType.Auto),
-        in_specs=(spec,) * 3,
-        out_specs=spec,
-        axis_names=axis_names,
-        check_vma=check_vma,
+        causal, mesh=mesh, in_specs=(spec,) * 3, out_specs=spec, axis_names=axis_names, check_vma=check_vma
     )
-    actual, _ = _run(make_mesh(AxisType.Auto), _gradients(mapped), arrays, (HEADS_SPLIT,) * 4)
-    _assert_equal(actual, expected)
+    case = f"gradient of shard_map over {' and '.join(sorted(axis_names))}{'' if check_vma else ', check_vma=False'}"
+    compare(case, mesh, gradients(mapped), _inputs(4), (HEADS_SPLIT,) * 4, one=gradients(causal))
 
 
-def test_gradient_inside_shard_map(make_mesh):
-    arrays = _inputs(4)
-    expected = jax.jit(_gradients(_causal))(*arrays)
+def test_gradient_inside_shard_map(make_mesh, compare):
+    mesh = make_mesh(AxisType.Auto)
+    mapped = jax.shard_map(gradients(causal), mesh=mesh, in_specs=(HEADS_SPLIT,) * 4, out_specs=(HEADS_SPLIT,) * 4)
+    specs = (HEADS_SPLIT,) * 4
+    compare("shard_map of the gradient", mesh, mapped, _inputs(4), specs, one=gradients(causal))
+
+
+def test_gradients_of_what_manual_shards_share_are_summed(make_mesh, compare):
+    mesh = make_mesh(AxisType.Auto)
+    whole = P("data")
     mapped = jax.shard_map(
-        _gradients(_causal), mesh=make_mesh(AxisType.Auto), in_specs=(HEADS_SPLIT,) * 4, out_specs=(HEADS_SPLIT,) * 4
+        gradients(causal),
+        mesh=mesh,
+        in_specs=(HEADS_SPLIT, whole, whole, HEADS_SPLIT),
+        out_specs=(HEADS_SPLIT, HEADS_SPLIT, whole, whole),
     )
-    actual, _ = _run(make_mesh(AxisType.Auto), mapped, arrays, (HEADS_SPLIT,) * 4)
-    _assert_equal(actual, expected)
+    specs = (HEADS_SPLIT, whole, whole, HEADS_SPLIT)
+    compare("shard_map of the gradient, multi-query", mesh, mapped, _inputs(1), specs, one=gradients(causal), sums=True)
 
 
-def test_vmap_of_a_sharded_gradient(make_mesh):
+@KINDS
+def test_vmap_of_a_sharded_gradient(kind, make_mesh, compare):
     arrays = tuple(x[None] * jnp.array([1, 0.5], x.dtype)[:, None, None, None, None] for x in _inputs(4))
-    mapped = jax.vmap(_gradients(_causal))
-    expected = jax.jit(mapped)(*arrays)
-    actual, _ = _run(make_mesh(AxisType.Auto), mapped, arrays, (P(None, *HEADS_SPLIT),) * 4)
-    _assert_equal(actual, expected)
+    specs = (P(None, *HEADS_SPLIT),) * 4
+    _, counts = compare("vmap of the gradient", make_mesh(kind), jax.vmap(gradients(causal)), arrays, specs)
+    assert counts == {}
 
 
-def test_remat_and_scan_over_layers(make_mesh):
+@KINDS
+def test_remat_and_scan_over_layers(kind, make_mesh, compare):
     (x, *_) = _inputs(8)
 
     def loss(x: jax.Array) -> jax.Array:
         def layer(x: jax.Array, _: None) -> tuple[jax.Array, None]:
-            return x + _causal(x, x, x), None
+            return x + causal(x, x, x), None
 
         body = jax.checkpoint(layer, policy=jax_fp4attn.checkpoint_policies.save_attention)
         return jnp.sum(jax.lax.scan(body, x, None, length=2)[0].astype(jnp.float32) ** 2)
@@ -220,6 +202,4 @@ def test_remat_and_scan_over_layers(make_mesh):
     def run(x: jax.Array) -> tuple[jax.Array, ...]:
         return (jax.grad(loss)(x),)
 
-    expected = jax.jit(run)(x)
-    actual, _ = _run(make_mesh(AxisType.Auto), run, (x,), (HEADS_SPLIT,))
-    _assert_equal(actual, expected, sums=True)
+    compare("remat and scan over layers", make_mesh(kind), run, (x,), (HEADS_SPLIT,))

@@ -16,7 +16,11 @@ WHOLE = P()
 
 def _call(result_layout: str = "b*n") -> Call:
     operation = Operation(
-        "probe", lambda static, query, key: query, lambda query, key: ("b*n", "b*k"), lambda result: result_layout
+        name="probe",
+        function=lambda static, query, key: query,
+        split_function=lambda static, axis, query, key: query,
+        argument_layouts=lambda query, key: ("b*n", "b*k"),
+        result_layouts=lambda result: result_layout,
     )
     return Call(operation, None, jax.tree.structure((0, 0)))
 
@@ -70,7 +74,20 @@ def test_batch_is_gathered_only_where_its_padding_would_enter_a_sum():
     ids=["multi-head", "grouped-query", "more shards than heads", "multi-query"],
 )
 def test_sharding_rules(num_heads, num_kv_heads, axis_sizes, expected, whole):
-    rule, options = sharding_rule(("b*n", "b*k"), ("bn",), num_heads, num_kv_heads, axis_sizes)
+    operands = (("b*n", (4, 3, num_heads)), ("b*k", (4, 3, num_kv_heads)))
+    rule, options = sharding_rule(operands, (("bn", (4, num_heads)),), axis_sizes)
     assert rule == expected
     assert options["need_replication_factors"] == whole
     assert options.get("g") == (num_heads // num_kv_heads if "g" in rule else None)
+
+
+def test_sequences_in_other_units_share_a_factor():
+    rule, options = sharding_rule((("bs*", (4, 256, 8)),), (("bs", (4, 256)), ("b*s", (4, 8, 8))), [2])
+    assert rule == "b (s r0) x1 -> b (s r2), b x3 s"
+    assert options == {"r0": 32, "r2": 32, "need_replication_factors": ("r0", "x1", "r2", "x3")}
+
+
+def test_a_factor_that_is_only_part_of_compounds_has_a_size():
+    rule, options = sharding_rule((("bs", (4, 256)),), (("bs", (4, 384)),), [2])
+    assert rule == "b (s r0) -> b (s r1)"
+    assert options == {"s": 128, "r0": 2, "r1": 3, "need_replication_factors": ("r0", "r1")}
