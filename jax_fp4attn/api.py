@@ -148,8 +148,10 @@ def attention(
         is_causal=is_causal,
         window=_check_window(local_window_size),
         context=context_arguments.check_context(context_axis, context_order),
+        implementation=implementations.select(
+            implementation, dense="bias" if bias is not None else "mask" if mask is not None else None
+        ),
     )
-    implementations.select(implementation)
     if bias is not None:
         bias = _flatten_scores(_check_scores_like("bias", bias, scores_shape), batch)
     if mask is not None:

@@ -10,6 +10,9 @@ from jax_fp4attn.recipe import Recipe
 LOG2_E = 1.4426950408889634
 LN_2 = 0.6931471805599453
 
+Implementation = Literal["reference", "cuda", "cuda or reference"]
+"""The last one is "cuda" where a program is compiled for CUDA and "reference" where it is compiled for others."""
+
 ContextOrder = Literal["contiguous", "zigzag"]
 
 
@@ -37,6 +40,7 @@ class OperatorConfig:
       is_causal: Whether key j is visible to query i only if j <= i.
       window: (left, right): key j is visible to query i only if i - left <= j <= i + right; None for no window.
       context: How the sequence is split over a mesh axis, or None.
+      implementation: What runs the operator's steps.
     """
 
     recipe: Recipe
@@ -44,6 +48,7 @@ class OperatorConfig:
     is_causal: bool
     window: tuple[int, int] | None
     context: ContextParallelism | None = None
+    implementation: Implementation = "reference"
 
     @property
     def log2_scale(self) -> float:

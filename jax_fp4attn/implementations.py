@@ -1,21 +1,23 @@
 """Choice of an implementation: which names exist, and which of them can run a call."""
 
 from collections.abc import Sequence
-from typing import Literal
 
-Implementation = Literal["cuda", "reference"]
+from jax_fp4attn import native
+from jax_fp4attn.config import Implementation
 
 _NAMES = ("cuda", "reference")
 
 
-def select(implementation: str | Sequence[str] | None) -> Implementation:
+def select(implementation: str | Sequence[str] | None, *, dense: str | None = None) -> Implementation:
     """Picks the implementation of a call.
 
     Args:
       implementation: None for the best one that can run, a name to insist on it, or names to try in order.
+      dense: Name of a dense argument of the call, "bias" or "mask", or None.
 
     Returns:
-      The implementation to use.
+      The implementation to use. A program may be compiled for several platforms, so "cuda" is followed by "reference"
+      unless the caller left that out.
 
     Raises:
       ValueError: If a name is unknown or the sequence is empty.
@@ -34,15 +36,20 @@ def select(implementation: str | Sequence[str] | None) -> Implementation:
             f"implementation: expected None, one of {_NAMES} or a non-empty sequence of them, got {implementation!r}"
         )
     reasons = []
-    for name in names:
-        reason = _why_not(name)
+    for position, name in enumerate(names):
+        if name == "reference":
+            return "reference"
+        reason = _why_not_cuda(dense)
         if reason is None:
-            return "cuda" if name == "cuda" else "reference"
+            return "cuda or reference" if "reference" in names[position:] else "cuda"
         reasons.append(f"{name}: {reason}")
     raise NotImplementedError("implementation: " + "; ".join(reasons))
 
 
-def _why_not(name: str) -> str | None:
-    if name == "cuda":
-        return "this installation has no native library; use implementation='reference' or None"
-    return None
+def _why_not_cuda(dense: str | None) -> str | None:
+    if dense is not None:
+        return (
+            f"{dense} is an array of all scores, which only the reference reads; use is_causal, local_window_size, "
+            "lengths or segment_ids"
+        )
+    return native.why_unavailable()

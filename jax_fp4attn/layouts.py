@@ -61,12 +61,12 @@ def operands(x: Operands | BackwardOperands) -> Any:
 
 
 def gradients(x: Gradients) -> Any:
-    """Layouts of gradients; ``K``, ``B`` and ``N`` mark sums."""
+    """Layouts of gradients in the inputs' layout; ``K``, ``B`` and ``N`` mark sums."""
     bias = scores(x.bias)
     if bias is not None:
         bias = bias.replace("*", "B", 1) if bias[0] == "*" else bias
         bias = bias[0] + bias[1].replace("*", "N") + bias[2:]
-    return Gradients(query=ROWS, key="bKs*", value="bKs*", bias=bias)  # type: ignore[arg-type]
+    return Gradients(query="bsn*", key="bsK*", value="bsK*", bias=bias)  # type: ignore[arg-type]
 
 
 def row_operands(x: RowOperands) -> Any:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_fp4attn import layouts, reference
+from jax_fp4attn import layouts, reference, steps
 from jax_fp4attn.config import ContextOrder, OperatorConfig, SegmentIds, Visibility
 from jax_fp4attn.context import (
     LaidOut,
@@ -25,6 +25,7 @@ from jax_fp4attn.context import (
 )
 from jax_fp4attn.recipe import Recipe
 from jax_fp4attn.reference import BackwardOperands, Gradients, Operands
+from jax_fp4attn.reference.operands import head_major
 from jax_fp4attn.reference.tiles import KEY_TILE, QUARTER, QUERY_TILE, padded_keys
 
 
@@ -54,7 +55,7 @@ def quantize(
     """
     check_part(config, "query", query.shape[1], lax.axis_size(axis))
     check_part(config, "key", key.shape[1], lax.axis_size(axis))
-    operands = reference.quantize_operands(_local(config), query, key, value, visibility, sequence_axis=axis)
+    operands = steps.quantize(_local(config), query, key, value, visibility, sequence_axis=axis)
     result: Operands = _to_ring(config, axis, LaidOut(operands, layouts.operands(operands))).values
     return result
 
@@ -82,7 +83,7 @@ def quantize_for_backward(
     Returns:
       The operands, in ring order.
     """
-    local = reference.quantize_for_backward(_local(config), operands, query, key, value, visibility)
+    local = steps.quantize_for_backward(_local(config), operands, query, key, value, visibility)
     new = {"query": local.query, "key": local.key, "value": local.value}
     laid_out = layouts.operands(local)
     moved = _to_ring(config, axis, LaidOut(new, {name: getattr(laid_out, name) for name in new}))
@@ -90,7 +91,7 @@ def quantize_for_backward(
 
 
 def forward(
-    config: OperatorConfig, axis: str, operands: Operands, visibility: Visibility
+    config: OperatorConfig, axis: str, operands: Operands, visibility: Visibility, *, head_size: int
 ) -> tuple[jax.Array, jax.Array]:
     """Attention of a shard's rows to the keys of all shards.
 
@@ -99,9 +100,10 @@ def forward(
       axis: The mesh axis.
       operands: From :func:`quantize`.
       visibility: Segments of the shard, in the caller's order.
+      head_size: H, without padding.
 
     Returns:
-      Output, float32 [B, N, T, H] with bfloat16 values, and lse, float32 [B, N, T], in the caller's order.
+      Output, bfloat16 [B, T, N, H], and lse, float32 [B, N, T], in the caller's order.
     """
     segments = _ring_segments(config, axis, visibility)
     laid_out = layouts.operands(operands)
@@ -114,10 +116,9 @@ def forward(
     def compute(rows: LaidOut, keys: LaidOut, relation: Relation) -> tuple[LaidOut, LaidOut]:
         num_keys = keys.values[0].shape[2]
         (query, query_segments), (key, value, key_segments) = rows.values, _pad_keys(keys, num_keys).values
-        output, lse = reference.partial_forward(
+        output, lse = steps.partial_forward(
             _related(config, relation),
             Operands(query, key, value),
-            None,
             _visibility(query_segments, key_segments, relation),
             num_keys=num_keys,
         )
@@ -126,9 +127,9 @@ def forward(
     visit = Visit(compute, PartialOutput.merge, PartialOutput.where)
     lengths = operands.query.shape[2], operands.key.shape[2]
     total = _run(config, axis, visit, rows, keys, lengths)[0]
-    output = total.values.output.astype(jnp.bfloat16)
-    moved = _from_ring(config, axis, LaidOut((output, total.values.lse), _ROW_LAYOUTS)).values
-    return moved[0].astype(jnp.float32), moved[1]
+    output = steps.input_layout(total.values.output, head_size).astype(jnp.bfloat16)
+    moved = _from_ring(config, axis, LaidOut((output, total.values.lse), _RESULT_LAYOUTS)).values
+    return moved[0], moved[1]
 
 
 def backward(
@@ -138,7 +139,7 @@ def backward(
     output: jax.Array,
     lse: jax.Array,
     output_gradient: jax.Array,
-    lse_gradient: jax.Array | None,
+    lse_gradient: jax.Array,
     visibility: Visibility,
 ) -> Gradients:
     """Gradients of a shard's rows and keys; those of the keys travel with them, in float32.
@@ -147,28 +148,23 @@ def backward(
       config: Static arguments.
       axis: The mesh axis.
       operands: From :func:`quantize_for_backward`.
-      output: The forward's output, float32 [B, N, T, H] with bfloat16 values, in the caller's order.
+      output: The forward's output, bfloat16 [B, T, N, H], in the caller's order.
       lse: The forward's lse, float32 [B, N, T].
-      output_gradient: float32 [B, N, T, H]; rounded to bfloat16 first.
-      lse_gradient: float32 [B, N, T], or None for zero.
+      output_gradient: bfloat16 [B, T, N, H].
+      lse_gradient: float32 [B, N, T].
       visibility: Segments of the shard.
 
     Returns:
-      True gradients, in the caller's order.
+      True gradients, bfloat16 [B, T, N, H] and [B, S, K, H], in the caller's order.
     """
     segments = _ring_segments(config, axis, visibility)
-    given = (output.astype(jnp.bfloat16), lse, output_gradient.astype(jnp.bfloat16), lse_gradient)
-    given_layouts = (*_ROW_LAYOUTS, layouts.ROWS, layouts.each(lse_gradient, layouts.ROW_STATISTICS))
-    output, lse, output_gradient, lse_gradient = _to_ring(config, axis, LaidOut(given, given_layouts)).values
-    row_operands = reference.row_operands(
-        _local(config),
-        operands,
-        output.astype(jnp.float32),
-        lse,
-        output_gradient.astype(jnp.float32),
-        lse_gradient,
-        sequence_axis=axis,
-    )
+    head_size = output.shape[3]
+    given = LaidOut((output, lse, output_gradient, lse_gradient), _RESULT_LAYOUTS * 2)
+    output, lse, output_gradient, lse_gradient = _to_ring(config, axis, given).values
+    cotangents = (head_major(output_gradient, None), lse_gradient)
+    num_kv_heads = operands.value.shape[1]
+    scale = reference.gradient_scale(config, lse, *cotangents, num_kv_heads, sequence_axis=axis)
+    row_operands = steps.row_operands(_local(config), operands, head_major(output, None), lse, *cotangents, scale)
     laid_out = layouts.operands(operands)
     rows = LaidOut(
         (row_operands, operands.score_query, segments.values.query),
@@ -183,11 +179,10 @@ def backward(
         num_keys = keys.values[2].shape[2]
         row_part, score_query, query_segments = rows.values
         score_key, key, value, key_segments = _pad_keys(keys, num_keys).values
-        gradients = reference.partial_gradients(
+        gradients = steps.partial_gradients(
             _related(config, relation),
             BackwardOperands(score_query, score_key, None, key, value),
             row_part,
-            None,
             _visibility(query_segments, key_segments, relation),
             num_keys=num_keys,
         )
@@ -199,14 +194,15 @@ def backward(
     for_rows, for_keys = _run(config, axis, visit, rows, keys, lengths)
     d_key, d_value = for_keys.values
     gradients = reference.finish_gradients(config, row_operands, Gradients(for_rows.values, d_key, d_value, None))
-    exact = jax.tree.map(lambda x: x.astype(jnp.bfloat16), (gradients.query, gradients.key, gradients.value))
-    moved = _from_ring(config, axis, LaidOut(exact, (layouts.ROWS, "bks*", "bks*"))).values
-    d_query, d_key, d_value = (x.astype(jnp.float32) for x in moved)
+    finished = tuple(
+        steps.input_layout(x, head_size).astype(jnp.bfloat16) for x in (gradients.query, gradients.key, gradients.value)
+    )
+    d_query, d_key, d_value = _from_ring(config, axis, LaidOut(finished, ("bsn*", "bsk*", "bsk*"))).values
     return Gradients(d_query, d_key, d_value, None)
 
 
-_ROW_LAYOUTS = (layouts.ROWS, layouts.ROW_STATISTICS)
-_PARTIAL_LAYOUTS: Any = PartialOutput(*_ROW_LAYOUTS)  # type: ignore[arg-type]
+_RESULT_LAYOUTS = ("bsn*", layouts.ROW_STATISTICS)
+_PARTIAL_LAYOUTS: Any = PartialOutput(layouts.ROWS, layouts.ROW_STATISTICS)  # type: ignore[arg-type]
 
 
 def _run(

@@ -1,6 +1,7 @@
 import pytest
 
-from jax_fp4attn import implementations
+from jax_fp4attn import implementations, native
+from jax_fp4attn.native import cross_compile
 
 
 @pytest.mark.parametrize("name", ["reference", ("reference",), ["cuda", "reference"], ("reference", "cuda")])
@@ -9,15 +10,14 @@ def test_the_first_that_can_run_is_selected(name):
 
 
 def test_without_a_name_something_can_always_run():
-    assert implementations.select(None) in ("cuda", "reference")
+    assert implementations.select(None) == "reference"
 
 
-def test_a_name_is_insisted_on_and_refused_with_the_reason(monkeypatch):
-    monkeypatch.setattr(implementations, "_why_not", lambda name: f"no {name} here")
-    with pytest.raises(NotImplementedError, match=r"implementation: cuda: no cuda here$"):
-        implementations.select("cuda")
-    with pytest.raises(NotImplementedError, match="cuda: no cuda here; reference: no reference here"):
-        implementations.select(("cuda", "reference"))
+@pytest.mark.parametrize("name", ["cuda", ("cuda",), ["cuda", "cuda"]])
+def test_a_name_is_insisted_on_and_refused_with_the_reason(name, monkeypatch):
+    monkeypatch.setattr(native, "why_unavailable", lambda: "no cuda here")
+    with pytest.raises(NotImplementedError, match=r"implementation: (cuda: no cuda here(; )?)+$"):
+        implementations.select(name)
 
 
 def test_no_native_library_is_a_reason_against_cuda():
@@ -25,11 +25,26 @@ def test_no_native_library_is_a_reason_against_cuda():
         implementations.select("cuda")
 
 
-def test_names_are_tried_in_order(monkeypatch):
-    monkeypatch.setattr(implementations, "_why_not", lambda name: None)
-    assert implementations.select(("reference", "cuda")) == "reference"
-    assert implementations.select(("cuda", "reference")) == "cuda"
-    assert implementations.select(None) == "cuda"
+@pytest.mark.parametrize(
+    ("names", "selected"),
+    [
+        (("reference", "cuda"), "reference"),
+        (("cuda", "reference"), "cuda or reference"),
+        (None, "cuda or reference"),
+        ("cuda", "cuda"),
+        (("cuda",), "cuda"),
+    ],
+)
+def test_names_are_tried_in_order(names, selected):
+    with cross_compile((9, 0)):
+        assert implementations.select(names) == selected
+
+
+def test_dense_scores_are_for_the_reference():
+    with cross_compile((9, 0)):
+        assert implementations.select(None, dense="mask") == "reference"
+        with pytest.raises(NotImplementedError, match="cuda: mask is an array of all scores"):
+            implementations.select("cuda", dense="mask")
 
 
 @pytest.mark.parametrize("name", ["xla", "", (), ("cuda", "xla"), [], "CUDA"])

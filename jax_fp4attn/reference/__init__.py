@@ -12,7 +12,7 @@ from jax_fp4attn.reference.backward import (
 from jax_fp4attn.reference.backward_operands import BackwardOperands, quantize_for_backward
 from jax_fp4attn.reference.forward import forward, partial_forward
 from jax_fp4attn.reference.operands import Operands, quantize_operands
-from jax_fp4attn.reference.row_operands import RowOperands, row_operands
+from jax_fp4attn.reference.row_operands import RowOperands, gradient_scale, row_operands
 
 __all__ = [
     "BackwardOperands",
@@ -22,6 +22,7 @@ __all__ = [
     "backward",
     "finish_gradients",
     "forward",
+    "gradient_scale",
     "partial_forward",
     "partial_gradients",
     "quantize_for_backward",

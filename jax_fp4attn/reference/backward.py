@@ -15,7 +15,7 @@ from jax_fp4attn.formats import E4M3, round_to, round_to_bfloat16
 from jax_fp4attn.recipe import Recipe
 from jax_fp4attn.reference.backward_operands import BackwardOperands, gradient_operand_values
 from jax_fp4attn.reference.operands import score_operand_values
-from jax_fp4attn.reference.row_operands import RowOperands, lift_bits, multiplier, row_operands
+from jax_fp4attn.reference.row_operands import RowOperands, gradient_scale, lift_bits, multiplier, row_operands
 from jax_fp4attn.reference.scores import ScoreTile
 from jax_fp4attn.reference.tiles import group_heads, key_positions, split_keys, ungroup_heads, zeros_for_carry
 
@@ -66,7 +66,10 @@ def backward(
     Returns:
       True gradients (no factor left in). Rows that see nothing, and keys that nobody sees, have gradient 0.
     """
-    rows = row_operands(config, operands, output, lse, output_gradient, lse_gradient)
+    if lse_gradient is None:
+        lse_gradient = jnp.zeros_like(lse)
+    scale = gradient_scale(config, lse, output_gradient, lse_gradient, operands.value.shape[1])
+    rows = row_operands(config, operands, output, lse, output_gradient, lse_gradient, scale)
     gradients = partial_gradients(config, operands, rows, bias, visibility, num_keys=num_keys)
     return finish_gradients(config, rows, gradients)
 

@@ -50,15 +50,49 @@ def lift_bits(recipe: Recipe) -> int:
     return recipe.backward_p_lift_bits if recipe.backward == "fp8" else 0
 
 
+def gradient_scale(
+    config: OperatorConfig,
+    lse: jax.Array,
+    output_gradient: jax.Array,
+    lse_gradient: jax.Array,
+    num_kv_heads: int,
+    *,
+    sequence_axis: str | None = None,
+) -> jax.Array:
+    """g: the power of two that brings the largest cotangent of each batch entry and kv head into [1, 2).
+
+    Args:
+      config: Static arguments.
+      lse: The forward's lse [B, N, T].
+      output_gradient: float32 [B, N, T, H].
+      lse_gradient: float32 [B, N, T].
+      num_kv_heads: K.
+      sequence_axis: The mesh axis over which the sequence is split; g is that of the whole sequence.
+
+    Returns:
+      float32 [B, K, 1, 1, 1]; ones for a recipe that takes cotangents as they come.
+    """
+    recipe = config.recipe
+    shape = (lse.shape[0], num_kv_heads, 1, 1, 1)
+    if recipe.backward != "fp8" or recipe.output_gradient_scale == "unit":
+        return jnp.ones(shape, jnp.float32)
+    d_output, d_lse = _contributing(lse, output_gradient, lse_gradient)
+    row_amax = jnp.maximum(jnp.max(jnp.abs(d_output), axis=3), jnp.abs(d_lse))
+    amax = jnp.max(group_heads(row_amax, num_kv_heads), axis=(2, 3))
+    if sequence_axis is not None:
+        amax = lax.pmax(amax, sequence_axis)
+    exponent = jnp.clip(block_exponent(amax, "floor"), -_MAX_SCALE_BITS, _MAX_SCALE_BITS)
+    return jnp.where(amax == 0, 1.0, exp2_int(-exponent)).reshape(shape)
+
+
 def row_operands(
     config: OperatorConfig,
     operands: BackwardOperands,
     output: jax.Array,
     lse: jax.Array,
     output_gradient: jax.Array,
-    lse_gradient: jax.Array | None,
-    *,
-    sequence_axis: str | None = None,
+    lse_gradient: jax.Array,
+    scale: jax.Array,
 ) -> RowOperands:
     """Prepares the rows of the backward.
 
@@ -68,8 +102,8 @@ def row_operands(
       output: The forward's output [B, N, T, H].
       lse: The forward's lse [B, N, T], of all keys.
       output_gradient: float32 [B, N, T, H] (H padded).
-      lse_gradient: float32 [B, N, T], or None for zero.
-      sequence_axis: The mesh axis over which the sequence is split; g is that of the whole sequence.
+      lse_gradient: float32 [B, N, T].
+      scale: From :func:`gradient_scale`.
 
     Returns:
       The rows' operands.
@@ -77,17 +111,10 @@ def row_operands(
     recipe = config.recipe
     num_kv_heads = operands.value.shape[1]
     m = multiplier(recipe)
-    query = group_heads(gradient_operand_values(recipe, operands.query, operands.score_query), num_kv_heads)
+    d_output, d_lse = (group_heads(x, num_kv_heads) for x in _contributing(lse, output_gradient, lse_gradient))
     lse, output = group_heads(lse, num_kv_heads), group_heads(output, num_kv_heads)
-    # A row without a finite denominator has a constant output. The selects keep away what it and its cotangent hold.
     contributes = ~jnp.isinf(lse)
-    query = jnp.where(contributes[..., None], query, 0.0)
-    d_output = group_heads(round_to_bfloat16(output_gradient), num_kv_heads)
-    d_output = jnp.where(contributes[..., None], d_output, 0.0)
-    d_lse = jnp.zeros_like(lse)
-    if lse_gradient is not None:
-        d_lse = jnp.where(contributes, group_heads(lse_gradient, num_kv_heads), 0.0)
-    scale = _gradient_scale(recipe, d_output, d_lse, sequence_axis)
+    query = group_heads(gradient_operand_values(recipe, operands.query, operands.score_query), num_kv_heads)
     d_output = d_output * (m * scale)
     if recipe.backward == "fp8":
         d_output = round_to(d_output, E5M2)
@@ -95,7 +122,7 @@ def row_operands(
     statistic = (m * m) * scale[..., 0] * d_lse
     statistic = statistic - m * jnp.sum(output * d_output, axis=-1)
     return RowOperands(
-        query=query,
+        query=jnp.where(contributes[..., None], query, 0.0),
         output_gradient=d_output,
         row_statistic=statistic,
         lse_statistic=lift_bits(recipe) - (jnp.where(contributes, lse, 0.0) + recipe.backward_lse_correction) * LOG2_E,
@@ -104,13 +131,11 @@ def row_operands(
     )
 
 
-def _gradient_scale(recipe: Recipe, d_output: jax.Array, d_lse: jax.Array, sequence_axis: str | None) -> jax.Array:
-    """g: the power of two that brings the largest cotangent of each batch entry and kv head into [1, 2)."""
-    shape = (*d_output.shape[:2], 1, 1, 1)
-    if recipe.backward != "fp8" or recipe.output_gradient_scale == "unit":
-        return jnp.ones(shape, jnp.float32)
-    amax = jnp.maximum(jnp.max(jnp.abs(d_output), axis=(2, 3, 4)), jnp.max(jnp.abs(d_lse), axis=(2, 3)))
-    if sequence_axis is not None:
-        amax = lax.pmax(amax, sequence_axis)
-    exponent = jnp.clip(block_exponent(amax, "floor"), -_MAX_SCALE_BITS, _MAX_SCALE_BITS)
-    return jnp.where(amax == 0, 1.0, exp2_int(-exponent)).reshape(shape)
+def _contributing(lse: jax.Array, output_gradient: jax.Array, lse_gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Cotangents, dO rounded to bfloat16. A row without a finite denominator has a constant output and none.
+
+    The selects keep away what such a row and its cotangent hold.
+    """
+    contributes = ~jnp.isinf(lse)
+    d_output = jnp.where(contributes[..., None], round_to_bfloat16(output_gradient), 0.0)
+    return d_output, jnp.where(contributes, lse_gradient, 0.0)

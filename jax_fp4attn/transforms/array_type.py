@@ -35,7 +35,7 @@ class ArrayType:
     def cotangent(self, x: jax.Array) -> jax.Array:
         """Gives a cotangent the type of its primal; where shards share the primal, theirs are summed."""
         extra = varying_axes(x) - self.varying
-        return self.cast(lax.psum(x, tuple(sorted(extra))) if extra else x)
+        return self.cast(lax.psum(x.astype(jnp.float32), tuple(sorted(extra))) if extra else x)
 
 
 def type_of(x: jax.Array) -> ArrayType:

@@ -97,6 +97,8 @@ def sharding_rule(
     seen: list[str] = []
 
     def token(dimension: str, size: int) -> str:
+        if dimension == "s" and common == 1:
+            return f"x{next(counter)}"
         if dimension == "s" and size > common:
             name = f"r{next(counter)}"
             options[name] = size // common

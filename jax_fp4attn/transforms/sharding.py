@@ -184,7 +184,8 @@ def _complete(plan: Plan, x: jax.Array, layout: str, head: jax.Array | None, num
         axes += plan.batch
     if "N" in layout:
         axes += plan.heads
-    return lax.psum(x, axes) if axes else x
+    # Summed in float32, whatever the shards' parts are rounded to.
+    return lax.psum(x.astype(jnp.float32), axes).astype(x.dtype) if axes else x
 
 
 def _kv_heads(layouts: tuple[str, ...], leaves: tuple[jax.Array, ...]) -> int:

@@ -229,7 +229,8 @@ class TestDivisor:
     @given(x=float32_arrays, scale=hnp.arrays(np.uint8, (64,), elements=st.integers(1, 0x7E)))
     def test_is_the_rounded_quotient_of_any_float32_and_scale(self, x, scale):
         scale = decode_e4m3(scale)
-        expected = cast(x / scale, E2M1)
+        with np.errstate(over="ignore"):
+            expected = cast(x / scale, E2M1)
         assert_same_floats(round_to(x, E2M1, divisor=scale), expected)
 
     def test_zero_gives_zero(self):

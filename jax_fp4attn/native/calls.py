@@ -1,0 +1,78 @@
+"""Custom calls: target names, operands, results and attributes, the contract with the native library.
+
+Target names end in the version of their contract; a change of operands, results, attributes or their meaning makes a
+new version. Operands are the array arguments of the step in order, those that are None left out; results are those of
+the reference, in order. Attributes say which operands are there.
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from jax_fp4attn.config import OperatorConfig, Visibility
+from jax_fp4attn.native.attributes import recipe_attributes
+
+VERSION = 1
+
+STEPS = (
+    "quantize",
+    "quantize_for_backward",
+    "forward",
+    "partial_forward",
+    "backward",
+    "row_operands",
+    "partial_gradients",
+)
+
+
+def target_name(step: str) -> str:
+    """Name of a step's custom call."""
+    assert step in STEPS
+    return f"jax_fp4attn_{step}_v{VERSION}"
+
+
+def target_names() -> tuple[str, ...]:
+    """Names of all custom calls."""
+    return tuple(target_name(step) for step in STEPS)
+
+
+def call(step: str, config: OperatorConfig, lengths: dict[str, int], results: Any, *arguments: Any) -> Any:
+    """A step as a custom call.
+
+    Args:
+      step: Its name.
+      config: Static arguments.
+      lengths: Further static numbers of the step.
+      results: The reference's results, a pytree of shapes with their types.
+      *arguments: The step's array arguments, pytrees.
+
+    Returns:
+      The results, a pytree like ``results``.
+    """
+    leaves, structure = jax.tree.flatten(results)
+    attributes = {
+        "scale": np.float32(config.scale),
+        "is_causal": config.is_causal,
+        "window_left": np.int32(-1 if config.window is None else config.window[0]),
+        "window_right": np.int32(-1 if config.window is None else config.window[1]),
+        **{name: np.int32(value) for name, value in lengths.items()},
+        **_presence(arguments),
+        **recipe_attributes(config.recipe),
+    }
+    outputs = jax.ffi.ffi_call(target_name(step), leaves)(*jax.tree.leaves(arguments), **attributes)
+    return jax.tree.unflatten(structure, outputs)
+
+
+def _presence(arguments: tuple[Any, ...]) -> dict[str, bool]:
+    """Which of the optional restrictions are among the operands."""
+    found = [argument for argument in arguments if isinstance(argument, Visibility)]
+    if not found:
+        return {}
+    (visibility,) = found
+    return {
+        "has_query_lengths": visibility.query_lengths is not None,
+        "has_key_lengths": visibility.key_lengths is not None,
+        "has_segment_ids": visibility.segment_ids is not None,
+        "has_key_offset": visibility.key_offset is not None,
+    }

@@ -1,0 +1,199 @@
+"""Custom calls in programs lowered for CUDA, on a machine without a GPU."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_fp4attn
+from jax_fp4attn import SegmentIds, checkpoint_policies, recipes
+from tests import meshes
+from tests.meshes import gradients, one_device
+
+QUERY, KEY = (2, 40, 4, 64), (2, 40, 2, 64)
+
+
+def shaped(*shapes):
+    return [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+
+
+def lower(function, *arguments, capability=(10, 0)):
+    with jax_fp4attn.cross_compile(capability):
+        return jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def attend(*operands, **options):
+    return jax_fp4attn.attention(*operands, **{"is_causal": True, "implementation": "cuda", **options})
+
+
+def calls(program):
+    """(target, attributes, operand types, result types) of every custom call of the library, in order."""
+    found = re.findall(
+        r"custom_call @(jax_fp4attn_\w+)\(.*?\) \{.*?backend_config = \{(.*?)\}, .*?\} : \((.*?)\) -> (.*)", program
+    )
+    types = lambda text: re.findall(r"tensor<([^>]*)>", text)  # noqa: E731
+    return [(target, _attributes(text), types(operands), types(results)) for target, text, operands, results in found]
+
+
+def _attributes(text):
+    pairs = re.findall(r'(\w+) = ("[^"]*"|[^,]+)', text)
+    return {name: value.strip('"').split(" : ")[0] for name, value in pairs}
+
+
+def targets(program):
+    return [target for target, *_ in calls(program)]
+
+
+class TestOneDevice:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def forward(cls):
+        return calls(lower(attend, *shaped(QUERY, KEY, KEY)))
+
+    def test_targets_of_the_forward(self, forward):
+        assert [call[0] for call in forward] == ["jax_fp4attn_quantize_v1", "jax_fp4attn_forward_v1"]
+
+    def test_operands_and_results(self, forward):
+        (_, _, operands, results), (_, _, forward_operands, forward_results) = forward
+        assert operands == ["2x40x4x64xbf16", "2x40x2x64xbf16", "2x40x2x64xbf16"]
+        # Codes and scales of query and key, padded to tiles of 128 keys, and E4M3 values.
+        assert results == ["2x4x40x32xui8", "2x4x40x4xui8", "2x2x128x32xui8", "2x2x128x4xui8", "2x2x128x64xui8"]
+        assert forward_operands == results
+        assert forward_results == ["2x40x4x64xbf16", "2x4x40xf32"]
+
+    def test_attributes(self, forward):
+        attributes = forward[1][1]
+        assert float(attributes["scale"]) == 0.125
+        assert attributes["is_causal"] == "true"
+        assert (attributes["window_left"], attributes["window_right"]) == ("-1", "-1")
+        assert (attributes["num_keys"], attributes["head_size"]) == ("40", "64")
+        assert attributes["recipe_p_format"] == "e4m3"
+        assert float(attributes["recipe_rescale_threshold_bits"]) == 8
+        assert attributes["has_segment_ids"] == "false"
+
+    def test_restrictions_are_operands(self):
+        lengths = jax.ShapeDtypeStruct((2,), jnp.int32)
+        segments = jax.ShapeDtypeStruct((2, 40), jnp.int32)
+
+        def function(query, key, value, lengths, segments):
+            return attend(
+                query,
+                key,
+                value,
+                is_causal=False,
+                local_window_size=(7, 3),
+                key_value_seq_lengths=lengths,
+                segment_ids=SegmentIds(segments, segments),
+            )
+
+        (_, _, operands, _), (_, attributes, _, _) = calls(lower(function, *shaped(QUERY, KEY, KEY), lengths, segments))
+        assert operands[3:] == ["2xi32", "2x40xi32", "2x40xi32"]
+        assert (attributes["window_left"], attributes["window_right"]) == ("7", "3")
+        present = [name for name, value in attributes.items() if name.startswith("has_") and value == "true"]
+        assert sorted(present) == ["has_key_lengths", "has_segment_ids"]
+        assert attributes["recipe_code_map"] == "signedsquare(0.64,0.39,0.68)"
+
+    def test_targets_of_the_gradient(self):
+        program = calls(lower(gradients(attend), *shaped(QUERY, KEY, KEY, QUERY)))
+        assert [call[0].removeprefix("jax_fp4attn_") for call in program] == [
+            "quantize_v1",
+            "quantize_for_backward_v1",
+            "forward_v1",
+            "backward_v1",
+        ]
+        *_, (_, _, operands, results) = program
+        assert results == ["2x40x4x64xbf16", "2x40x2x64xbf16", "2x40x2x64xbf16"]
+        assert operands[-4:] == ["2x40x4x64xbf16", "2x4x40xf32", "2x40x4x64xbf16", "2x4x40xf32"]
+
+    def test_calls_of_scanned_layers_under_remat(self):
+        def loss(x):
+            def layer(x, _):
+                return x + attend(x, x, x), None
+
+            body = jax.checkpoint(layer, policy=checkpoint_policies.save_attention)
+            return jnp.sum(jax.lax.scan(body, x, None, length=3)[0].astype(jnp.float32))
+
+        found = targets(lower(jax.grad(loss), *shaped((1, 8, 2, 64))))
+        assert found.count("jax_fp4attn_forward_v1") == 1
+        assert found.count("jax_fp4attn_backward_v1") == 1
+
+    def test_a_mapped_axis_is_one_call_with_a_larger_batch(self):
+        (_, _, operands, _), _ = calls(lower(jax.vmap(attend), *shaped((3, *QUERY), (3, *KEY), (3, *KEY))))
+        assert operands[0] == "6x40x4x64xbf16"
+
+
+class TestPlatforms:
+    def test_without_a_name_other_platforms_run_the_reference(self):
+        query, key, value, d_out = meshes.random_inputs(2, 40, 4, 2, 64)
+        run = gradients(lambda *x: jax_fp4attn.attention(*x, is_causal=True))
+        expected = one_device(run, query, key, value, d_out)
+        with jax_fp4attn.cross_compile((9, 0)):
+            actual = one_device(run, query, key, value, d_out)
+        meshes.assert_equal(actual, expected)
+
+    def test_a_named_implementation_never_falls_back(self):
+        with jax_fp4attn.cross_compile((9, 0)), pytest.raises(NotImplementedError, match="cpu"):
+            jax.jit(attend).lower(*shaped(QUERY, KEY, KEY))
+
+    @pytest.mark.parametrize("name", ["bias", "mask"])
+    def test_dense_arguments_are_refused(self, name):
+        x = jnp.ones(QUERY, jnp.bfloat16)
+        dense = jnp.ones((1, 1, 40, 40), jnp.float32 if name == "bias" else jnp.bool_)
+        message = f"implementation: cuda: {name} is an array of all scores.*only the reference"
+        with jax_fp4attn.cross_compile((10, 0)), pytest.raises(NotImplementedError, match=message):
+            attend(x, x, x, **{name: dense})
+
+
+class TestMeshes:
+    SPEC = P("data", None, "model")
+
+    @pytest.fixture
+    def make_mesh(self, cpu_devices):
+        devices = np.array(cpu_devices).reshape(2, 4)
+        return lambda kind: Mesh(devices, ("data", "model"), axis_types=(kind, kind))
+
+    def operands(self, mesh, specs):
+        shapes = [(4, 128, 8, 64), (4, 128, 4, 64), (4, 128, 4, 64), (4, 128, 8, 64)]
+        return [
+            jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
+            for shape, spec in zip(shapes, specs, strict=True)
+        ]
+
+    def check_shards(self, program):
+        assert re.findall(r"all_gather|all_reduce|all_to_all|collective_permute|reduce_scatter", program) == []
+        *_, (target, _, _, results) = calls(program)
+        assert target == "jax_fp4attn_backward_v1"
+        assert results == ["2x128x2x64xbf16", "2x128x1x64xbf16", "2x128x1x64xbf16"]
+
+    def test_explicit(self, make_mesh):
+        mesh = make_mesh(AxisType.Explicit)
+        with jax.set_mesh(mesh):
+            self.check_shards(lower(gradients(attend), *self.operands(mesh, [self.SPEC] * 4)))
+
+    def test_shard_map(self, make_mesh):
+        mesh = make_mesh(AxisType.Auto)
+        mapped = jax.shard_map(gradients(attend), mesh=mesh, in_specs=(self.SPEC,) * 4, out_specs=(self.SPEC,) * 4)
+        self.check_shards(lower(mapped, *self.operands(mesh, [self.SPEC] * 4)))
+
+    def test_ring(self, make_mesh):
+        mesh = make_mesh(AxisType.Auto)
+        spec = P("data", "model")
+        mapped = jax.shard_map(
+            gradients(lambda *x: attend(*x, context_axis="model", recipe=recipes.square)),
+            mesh=mesh,
+            in_specs=(spec,) * 4,
+            out_specs=(spec,) * 4,
+        )
+        shapes = [(2, 512, 2, 64)] * 4
+        operands = [jax.ShapeDtypeStruct(s, jnp.bfloat16, sharding=NamedSharding(mesh, spec)) for s in shapes]
+        program = lower(mapped, *operands)
+        found = targets(program)
+        assert "all_gather" not in program
+        # The shard's own keys, the stops inside the loop, the last stop.
+        assert found.count("jax_fp4attn_partial_forward_v1") == 3
+        assert found.count("jax_fp4attn_partial_gradients_v1") == 3
+        assert found.count("jax_fp4attn_row_operands_v1") == 1
