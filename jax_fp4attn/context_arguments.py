@@ -125,11 +125,24 @@ def _segments(
         ids = jnp.ones((batch, length), jnp.int32)
     if lengths is None:
         return ids
-    return jnp.where(_positions(context, length) < lengths[:, None], ids, 0)
+    return jnp.where(sequence_positions(context, length) < lengths[:, None], ids, 0)
 
 
-def _positions(context: ContextParallelism, length: int) -> jax.Array:
-    """Position of each place of the sequence (of a shard's part inside ``shard_map``), int32 [length]."""
+def sequence_positions(context: ContextParallelism | None, length: int) -> jax.Array:
+    """Position of each place of the sequence.
+
+    Args:
+      context: How it is split, or None.
+      length: Of the sequence; of the shard's part inside ``shard_map``.
+
+    Returns:
+      int32 [length].
+
+    Raises:
+      ValueError: If the order cannot be told, or does not fit the length.
+    """
+    if context is None:
+        return jnp.arange(length, dtype=jnp.int32)
     types = axis_types()
     if types.get(context.axis) == AxisType.Manual:
         return positions(context.order, length, lax.axis_index(context.axis), lax.axis_size(context.axis))

@@ -15,6 +15,7 @@ from flax.linen import dtypes
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_fp4attn.api import attention
+from jax_fp4attn.config import ContextOrder
 from jax_fp4attn.recipe import Recipe
 
 __all__ = ["AttentionFn", "attention_fn", "make_attention_fn"]
@@ -32,6 +33,8 @@ class AttentionFn:
       scale: As in :func:`jax_fp4attn.attention`.
       implementation: As in :func:`jax_fp4attn.attention`.
       local_window_size: As in :func:`jax_fp4attn.attention`.
+      context_axis: As in :func:`jax_fp4attn.attention`.
+      context_order: As in :func:`jax_fp4attn.attention`.
     """
 
     is_causal: bool = False
@@ -39,6 +42,8 @@ class AttentionFn:
     scale: float | None = None
     implementation: str | tuple[str, ...] | None = None
     local_window_size: int | tuple[int, int] | None = None
+    context_axis: str | None = None
+    context_order: ContextOrder = "contiguous"
 
     def __call__(
         self,
@@ -123,6 +128,8 @@ class AttentionFn:
             local_window_size=self.local_window_size,
             recipe=self.recipe,
             implementation=self.implementation,
+            context_axis=self.context_axis,
+            context_order=self.context_order,
         )
 
 
@@ -133,6 +140,8 @@ def make_attention_fn(
     scale: float | None = None,
     implementation: str | Sequence[str] | None = None,
     local_window_size: int | tuple[int, int] | None = None,
+    context_axis: str | None = None,
+    context_order: ContextOrder = "contiguous",
 ) -> AttentionFn:
     """Makes an ``attention_fn`` for the attention layers of Linen and NNX.
 
@@ -152,6 +161,8 @@ def make_attention_fn(
       scale: Softmax scale, a positive Python number; None for ``1 / sqrt(H)``.
       implementation: None for the best that can run, "cuda", "reference", or a sequence to try in order.
       local_window_size: (left, right) or one int for both: query i sees keys i - left <= j <= i + right.
+      context_axis: Mesh axis over which the sequence is split, for ring attention.
+      context_order: Order of the split sequence, see :func:`jax_fp4attn.attention`.
 
     Returns:
       The function. It raises what :class:`AttentionFn` says; the arguments above are checked when it is called.
@@ -174,6 +185,8 @@ def make_attention_fn(
         scale=scale,
         implementation=implementation,
         local_window_size=local_window_size,
+        context_axis=context_axis,
+        context_order=context_order,
     )
 
 

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from flax.typing import Dtype, Initializer
 from jax.typing import ArrayLike
 
+from jax_fp4attn.config import ContextOrder
+from jax_fp4attn.context_arguments import check_context
 from jax_fp4attn.flax.self_attention import (
     DEFAULT_BIAS_INIT,
     DEFAULT_KERNEL_INIT,
@@ -40,6 +42,8 @@ class Attention(nn.Module):
       local_window_size: (left, right) or one int for both: query i sees keys i - left <= j <= i + right.
       recipe: Numerical choices; None for ``recipes.train`` if causal and ``recipes.square`` otherwise.
       implementation: None for the best that can run, "cuda", "reference", or a sequence to try in order.
+      context_axis: Mesh axis over which the sequence is split, for ring attention; see :func:`jax_fp4attn.attention`.
+      context_order: Order of the split sequence.
       use_bias: Whether the four projections have biases.
       dtype: Dtype of the computation, bfloat16 or float32; None for what inputs and parameters promote to.
       param_dtype: Dtype of the parameters.
@@ -68,6 +72,8 @@ class Attention(nn.Module):
     local_window_size: int | tuple[int, int] | None = None
     recipe: Recipe | None = None
     implementation: str | Sequence[str] | None = None
+    context_axis: str | None = None
+    context_order: ContextOrder = "contiguous"
     use_bias: bool = False
     dtype: Dtype | None = None
     param_dtype: Dtype = jnp.float32
@@ -90,7 +96,7 @@ class Attention(nn.Module):
         Args:
           x: [*B, T, features].
           positions: Integer or floating [T] or [*B, T], for the rotary embedding and for it alone; None for
-            ``arange(T)``. With packed segments pass positions that restart at each.
+            those in the whole sequence. With packed segments pass positions that restart at each.
           segment_ids: int [*B, T]: a position sees its own segment only; 0 or less is padding. With MXFP4 or NVFP4
             values (not with ``recipes.train``) segments within one block of keys share its scale.
           seq_lengths: int [*B]; what lies beyond is padding. Padding, NaN included, has no influence on other
@@ -107,7 +113,8 @@ class Attention(nn.Module):
         check_input(x)
         features = x.shape[-1]
         num_kv_heads, head_dim = resolve_heads(features, self.num_heads, self.num_kv_heads, self.head_dim, self.dtype)
-        x = zero_padding(x, segment_ids, seq_lengths)
+        context = check_context(self.context_axis, self.context_order)
+        x = zero_padding(x, segment_ids, seq_lengths, context)
         query = self._projection("query", (features,), (self.num_heads, head_dim))(x)
         key = self._projection("key", (features,), (num_kv_heads, head_dim))(x)
         value = self._projection("value", (features,), (num_kv_heads, head_dim))(x)
@@ -123,6 +130,7 @@ class Attention(nn.Module):
             local_window_size=self.local_window_size,
             recipe=self.recipe,
             implementation=self.implementation,
+            context=context,
         )
         return self._projection("out", (self.num_heads, head_dim), (features,))(heads)
 

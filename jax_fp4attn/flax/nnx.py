@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,8 @@ from flax import nnx
 from flax.typing import Dtype, Initializer
 from jax.typing import ArrayLike
 
+from jax_fp4attn.config import ContextOrder
+from jax_fp4attn.context_arguments import check_context
 from jax_fp4attn.flax.self_attention import (
     DEFAULT_BIAS_INIT,
     DEFAULT_KERNEL_INIT,
@@ -41,6 +44,8 @@ class Attention(nnx.Module):
       local_window_size: (left, right) or one int for both: query i sees keys i - left <= j <= i + right.
       recipe: Numerical choices; None for ``recipes.train`` if causal and ``recipes.square`` otherwise.
       implementation: None for the best that can run, "cuda", "reference", or a sequence to try in order.
+      context_axis: Mesh axis over which the sequence is split, for ring attention; see :func:`jax_fp4attn.attention`.
+      context_order: Order of the split sequence.
       use_bias: Whether the four projections have biases.
       dtype: Dtype of the computation, bfloat16 or float32; None for what inputs and parameters promote to.
       param_dtype: Dtype of the parameters.
@@ -78,6 +83,8 @@ class Attention(nnx.Module):
         local_window_size: int | tuple[int, int] | None = None,
         recipe: Recipe | None = None,
         implementation: str | Sequence[str] | None = None,
+        context_axis: str | None = None,
+        context_order: ContextOrder = "contiguous",
         use_bias: bool = False,
         dtype: Dtype | None = None,
         param_dtype: Dtype = jnp.float32,
@@ -100,6 +107,8 @@ class Attention(nnx.Module):
         self.implementation = (
             implementation if implementation is None or isinstance(implementation, str) else tuple(implementation)
         )
+        self.context_axis = context_axis
+        self.context_order: ContextOrder = context_order
         linear = functools.partial(
             nnx.LinearGeneral,
             use_bias=use_bias,
@@ -126,17 +135,22 @@ class Attention(nnx.Module):
         positions: ArrayLike | None = None,
         segment_ids: ArrayLike | None = None,
         seq_lengths: ArrayLike | None = None,
+        qkv_sharding: Any = None,
+        out_sharding: Any = None,
     ) -> jax.Array:
         """Applies attention of a sequence to itself.
 
         Args:
           x: [*B, T, in_features].
           positions: Integer or floating [T] or [*B, T], for the rotary embedding and for it alone; None for
-            ``arange(T)``. With packed segments pass positions that restart at each.
+            those in the whole sequence. With packed segments pass positions that restart at each.
           segment_ids: int [*B, T]: a position sees its own segment only; 0 or less is padding. With MXFP4 or NVFP4
             values (not with ``recipes.train``) segments within one block of keys share its scale.
           seq_lengths: int [*B]; what lies beyond is padding. Padding, NaN included, has no influence on other
             positions or on gradients, and its output is ``out``'s bias.
+          qkv_sharding: Sharding of query, key and value [*B, T, heads, head_dim], as Flax's layers take it; an Explicit
+            mesh needs it where the features of x or of the kernels are sharded.
+          out_sharding: Sharding of the result, likewise.
 
         Returns:
           [*B, T, in_features] of ``dtype``, or of what x and the parameters promote to.
@@ -147,11 +161,12 @@ class Attention(nnx.Module):
           NotImplementedError: For what no (or the named) implementation can do.
         """
         check_input(x, self.in_features)
-        x = zero_padding(x, segment_ids, seq_lengths)
+        context = check_context(self.context_axis, self.context_order)
+        x = zero_padding(x, segment_ids, seq_lengths, context)
         heads = self_attention(
-            self.query(x),
-            self.key(x),
-            self.value(x),
+            self.query(x, out_sharding=qkv_sharding),
+            self.key(x, out_sharding=qkv_sharding),
+            self.value(x, out_sharding=qkv_sharding),
             positions=positions,
             segment_ids=segment_ids,
             seq_lengths=seq_lengths,
@@ -160,5 +175,6 @@ class Attention(nnx.Module):
             local_window_size=self.local_window_size,
             recipe=self.recipe,
             implementation=self.implementation,
+            context=context,
         )
-        return self.out(heads)
+        return self.out(heads, out_sharding=out_sharding)

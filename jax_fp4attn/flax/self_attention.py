@@ -8,7 +8,8 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_fp4attn.api import attention
-from jax_fp4attn.config import SegmentIds
+from jax_fp4attn.config import ContextParallelism, SegmentIds
+from jax_fp4attn.context_arguments import sequence_positions
 from jax_fp4attn.flax.rotary import apply_rotary
 from jax_fp4attn.recipe import Recipe
 
@@ -70,13 +71,16 @@ def check_input(x: jax.Array, features: int | None = None) -> None:
         raise ValueError(f"x: expected {expected}, got shape {x.shape}")
 
 
-def zero_padding(x: jax.Array, segment_ids: ArrayLike | None, seq_lengths: ArrayLike | None) -> jax.Array:
+def zero_padding(
+    x: jax.Array, segment_ids: ArrayLike | None, seq_lengths: ArrayLike | None, context: ContextParallelism | None
+) -> jax.Array:
     """Selects zeros in place of padding, so that what it holds reaches no gradient of the projections either.
 
     Args:
       x: [*B, T, features].
       segment_ids: int [*B, T]; 0 or less is padding.
       seq_lengths: int [*B].
+      context: How the sequence is split over a mesh axis, or None.
 
     Returns:
       [*B, T, features].
@@ -90,7 +94,7 @@ def zero_padding(x: jax.Array, segment_ids: ArrayLike | None, seq_lengths: Array
     if segment_ids is not None:
         valid &= _check_integers("segment_ids", segment_ids, (*batch, length)) > 0
     if seq_lengths is not None:
-        valid &= jnp.arange(length) < _check_integers("seq_lengths", seq_lengths, batch)[..., None]
+        valid &= sequence_positions(context, length) < _check_integers("seq_lengths", seq_lengths, batch)[..., None]
     if valid.ndim == 0:
         return x
     return jnp.where(valid[..., None], x, jnp.zeros((), x.dtype))
@@ -109,6 +113,7 @@ def self_attention(
     local_window_size: int | tuple[int, int] | None,
     recipe: Recipe | None,
     implementation: str | Sequence[str] | None,
+    context: ContextParallelism | None,
 ) -> jax.Array:
     """Rotary embedding and attention of one sequence to itself.
 
@@ -116,7 +121,7 @@ def self_attention(
       query: [*B, T, N, H].
       key: [*B, T, K, H].
       value: [*B, T, K, H].
-      positions: [T] or [*B, T], or None for ``arange(T)``.
+      positions: [T] or [*B, T], or None for the positions in the whole sequence.
       segment_ids: int [*B, T].
       seq_lengths: int [*B].
       rope_theta: Base of the rotary embedding; None for none.
@@ -124,11 +129,14 @@ def self_attention(
       local_window_size: As in :func:`jax_fp4attn.attention`.
       recipe: As in :func:`jax_fp4attn.attention`.
       implementation: As in :func:`jax_fp4attn.attention`.
+      context: How the sequence is split over a mesh axis, or None.
 
     Returns:
       [*B, T, N, H].
     """
     if rope_theta is not None:
+        if positions is None and context is not None:
+            positions = sequence_positions(context, query.shape[-3])
         query = apply_rotary(query, positions, rope_theta)
         key = apply_rotary(key, positions, rope_theta)
     ids = None if segment_ids is None else jnp.asarray(segment_ids)
@@ -143,6 +151,8 @@ def self_attention(
         segment_ids=None if ids is None else SegmentIds(ids, ids),
         recipe=recipe,
         implementation=implementation,
+        context_axis=None if context is None else context.axis,
+        context_order="contiguous" if context is None else context.order,
     )
 
 

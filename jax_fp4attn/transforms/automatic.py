@@ -112,7 +112,7 @@ def sharding_rule(
         return " ".join(tokens)
 
     rule = f"{', '.join(map(render, operands))} -> {', '.join(map(render, results))}"
-    if common and all(size > common for dimension, size in sizes if dimension == "s"):
+    if common > 1 and all(size > common for dimension, size in sizes if dimension == "s"):
         options["s"] = common
     # The verifier wants these in order of first appearance.
     options["need_replication_factors"] = tuple(name for name in seen if name not in shared)

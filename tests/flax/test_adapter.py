@@ -211,6 +211,15 @@ class TestArguments:
         with pytest.raises(ValueError, match="implementation: "):
             make_attention_fn(implementation=["reference", "nowhere"])(*qkv)
 
+    def test_a_split_sequence_reaches_the_operator(self):
+        adapter = make_attention_fn(context_axis="seq", context_order="zigzag")
+        assert (adapter.context_axis, adapter.context_order) == ("seq", "zigzag")
+        bias = jnp.zeros((1, 1, LENGTH, LENGTH))
+        with pytest.raises(NotImplementedError, match="bias: expected None with context_axis"):
+            adapter(*_qkv(), bias)
+        with pytest.raises(ValueError, match="context_order: expected 'contiguous' without context_axis"):
+            make_attention_fn(context_order="zigzag")(*_qkv())
+
     def test_equal_adapters_are_equal(self):
         made = [make_attention_fn(recipe=recipes.fast, implementation=["reference"]) for _ in range(2)]
         assert made[0] == made[1] and hash(made[0]) == hash(made[1])

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import PartitionSpec as P
 
-from jax_fp4attn import recipes
+from jax_fp4attn import recipes, zigzag_order
 from jax_fp4attn.checkpoint_policies import save_attention
 from jax_fp4attn.flax.linen import Attention as LinenAttention
 from jax_fp4attn.flax.nnx import Attention
@@ -155,6 +156,38 @@ def test_partitioning_metadata(cpu_devices):
     plain = _layer(use_bias=True)
     nnx.update(plain, jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(layer, nnx.Param))))
     assert_close(actual, _apply(plain, X, {}), rtol=1e-4, atol=1e-5)
+
+
+def test_heads_split_on_an_explicit_mesh(cpu_devices):
+    mesh = jax.make_mesh((2, 2), ("data", "model"), (jax.sharding.AxisType.Explicit,) * 2, devices=cpu_devices[:4])
+    expected = _apply(_layer(), X, {})
+    with jax.set_mesh(mesh):
+        layer = _layer(
+            kernel_init=nnx.with_partitioning(nnx.initializers.lecun_normal(), (None, "model", None)),
+            out_kernel_init=nnx.with_partitioning(nnx.initializers.lecun_normal(), ("model", None, None)),
+        )
+        sharded, whole = (nnx.to_pure_dict(nnx.state(x, nnx.Param)) for x in (layer, _layer()))
+        nnx.update(layer, jax.tree.map(lambda x, y: jax.device_put(x, y.sharding), whole, sharded))
+        x = jax.device_put(X, jax.NamedSharding(mesh, P("data")))
+        apply = nnx.jit(lambda layer, x: layer(x, qkv_sharding=P("data", None, "model"), out_sharding=P("data")))
+        actual = apply(layer, x)
+    assert actual.sharding.spec[0] == "data"
+    assert_close(jnp.asarray(np.asarray(actual)), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("order", ["contiguous", "zigzag"])
+def test_split_sequence_has_the_positions_of_the_whole(order, cpu_devices):
+    mesh = jax.make_mesh((2,), ("seq",), (jax.sharding.AxisType.Auto,), devices=cpu_devices[:2])
+    x = jax.random.normal(jax.random.key(1), (2, 256, FEATURES))
+    lengths = jnp.array([256, 200])
+    expected = _apply(_layer(), x, {"seq_lengths": lengths})
+    permutation = zigzag_order(256, 2) if order == "zigzag" else np.arange(256)
+    layer = _layer(context_axis="seq", context_order=order)
+    apply = jax.shard_map(
+        lambda x: layer(x, seq_lengths=lengths), mesh=mesh, in_specs=P(None, "seq"), out_specs=P(None, "seq")
+    )
+    actual = jax.jit(apply)(x[:, permutation])[:, np.argsort(permutation)]
+    assert_close(actual, expected, rtol=2e-2, atol=1e-2)  # bfloat16
 
 
 @pytest.mark.parametrize(
