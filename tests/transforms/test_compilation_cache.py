@@ -73,15 +73,13 @@ def _processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[
     return [run(), run()]
 
 
-@pytest.mark.parametrize("name", ["one device", "manual", "explicit", "automatic, without pointers"])
-def test_a_second_process_finds_the_program(name, processes):
+def test_a_second_process_finds_the_program(processes):
     first, second = processes
-    assert not first[name]["hit"]
-    assert second[name]["hit"]
-    assert second[name]["checksum"] == first["one device"]["checksum"]
-
-
-def test_automatic_meshes_miss_unless_pointers_are_left_out(processes):
+    for name in ("one device", "manual", "explicit", "automatic, without pointers"):
+        assert not first[name]["hit"], name
+        assert second[name]["hit"], name
+        assert second[name]["checksum"] == first["one device"]["checksum"], name
+    # The program of an automatic mesh holds a pointer to Python's callback.
     assert [process["automatic"]["hit"] for process in processes] == [False, False]
 
 
