@@ -1,7 +1,9 @@
 """`attention`: the public function."""
 
+import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, overload
 
 import jax
@@ -152,21 +154,27 @@ def attention(
             implementation, dense="bias" if bias is not None else "mask" if mask is not None else None
         ),
     )
+    # Merging the first batch dimension with others would gather a sharded one; a dense bias is summed over all.
+    merged = (batch[0], math.prod(batch[1:])) if len(batch) > 1 and bias is None else (math.prod(batch),)
     if bias is not None:
-        bias = _flatten_scores(_check_scores_like("bias", bias, scores_shape), batch)
+        bias = _merge_scores(_check_scores_like("bias", bias, scores_shape), batch, merged)
     if mask is not None:
-        mask = _flatten_scores(_check_scores_like("mask", mask, scores_shape), batch)
+        mask = _merge_scores(_check_scores_like("mask", mask, scores_shape), batch, merged)
     visibility = Visibility(
         mask=mask,
-        query_lengths=_check_lengths("query_seq_lengths", query_seq_lengths, batch),
-        key_lengths=_check_lengths("key_value_seq_lengths", key_value_seq_lengths, batch),
-        segment_ids=_check_segments(segment_ids, batch, num_queries, num_keys),
+        query_lengths=_check_lengths("query_seq_lengths", query_seq_lengths, batch, merged),
+        key_lengths=_check_lengths("key_value_seq_lengths", key_value_seq_lengths, batch, merged),
+        segment_ids=_check_segments(segment_ids, batch, merged, num_queries, num_keys),
     )
     if config.context is not None:
         context_arguments.check_supported(config, bias=bias, mask=mask, lengths=(num_queries, num_keys))
-        visibility = context_arguments.as_segments(config.context, visibility, math.prod(batch), num_queries, num_keys)
-    flat = (x.reshape(-1, *x.shape[-3:]) for x in (query, key, value))
-    output, lse = _attention_with_lse(config, *flat, bias, visibility)
+        visibility = context_arguments.as_segments(config.context, visibility, merged, num_queries, num_keys)
+    attend: Callable[..., tuple[jax.Array, jax.Array]] = functools.partial(_attention_with_lse, config)
+    if len(merged) > 1:
+        is_shared = mask is not None and mask.ndim == query.ndim - len(batch) + 1
+        axes = jax.tree.map(lambda _: 0, visibility)
+        attend = jax.vmap(attend, (0, 0, 0, None, dataclasses.replace(axes, mask=None) if is_shared else axes))
+    output, lse = attend(*(x.reshape(*merged, *x.shape[-3:]) for x in (query, key, value)), bias, visibility)
     output = jnp.reshape(output, query.shape)
     if return_residual:
         return output, lse.reshape(*batch, num_queries, num_heads)
@@ -280,11 +288,11 @@ def _check_scores_like(name: str, x: ArrayLike, shape: tuple[int, ...]) -> jax.A
     return array.astype(jnp.float32) if name == "bias" else array
 
 
-def _flatten_scores(x: jax.Array, batch: Sequence[int]) -> jax.Array:
-    """[*B, N, T, S] with ones allowed to [B or 1, N or 1, T or 1, S or 1]."""
-    if any(size != 1 for size in x.shape[:-3]):
-        x = jnp.broadcast_to(x, (*batch, *x.shape[-3:]))
-    return x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:])
+def _merge_scores(x: jax.Array, batch: Sequence[int], merged: Sequence[int]) -> jax.Array:
+    """[*B, N, T, S] with ones allowed to [*merged, N or 1, T or 1, S or 1], or to [1, ...] if it is shared by all."""
+    if all(size == 1 for size in x.shape[:-3]):
+        return x.reshape(1, *x.shape[-3:])
+    return jnp.broadcast_to(x, (*batch, *x.shape[-3:])).reshape(*merged, *x.shape[-3:])
 
 
 def _check_integers(name: str, x: ArrayLike, shape: Sequence[int]) -> jax.Array:
@@ -296,12 +304,12 @@ def _check_integers(name: str, x: ArrayLike, shape: Sequence[int]) -> jax.Array:
     return array.astype(jnp.int32)
 
 
-def _check_lengths(name: str, x: ArrayLike | None, batch: Sequence[int]) -> jax.Array | None:
-    return None if x is None else _check_integers(name, x, batch).reshape(-1)
+def _check_lengths(name: str, x: ArrayLike | None, batch: Sequence[int], merged: Sequence[int]) -> jax.Array | None:
+    return None if x is None else _check_integers(name, x, batch).reshape(merged)
 
 
 def _check_segments(
-    segment_ids: SegmentIds | None, batch: Sequence[int], num_queries: int, num_keys: int
+    segment_ids: SegmentIds | None, batch: Sequence[int], merged: Sequence[int], num_queries: int, num_keys: int
 ) -> SegmentIds | None:
     if segment_ids is None:
         return None
@@ -311,4 +319,4 @@ def _check_segments(
         )
     query = _check_integers("segment_ids.query", segment_ids.query, (*batch, num_queries))
     key_value = _check_integers("segment_ids.key_value", segment_ids.key_value, (*batch, num_keys))
-    return SegmentIds(query.reshape(-1, num_queries), key_value.reshape(-1, num_keys))
+    return SegmentIds(query.reshape(*merged, num_queries), key_value.reshape(*merged, num_keys))

@@ -1,5 +1,6 @@
 """Arguments of calls whose sequence is split over a mesh axis: what is refused, and lengths as segments."""
 
+from collections.abc import Sequence
 from typing import get_args
 
 import jax
@@ -96,14 +97,14 @@ def _check_parts(config: OperatorConfig, lengths: tuple[int, int]) -> None:
 
 
 def as_segments(
-    context: ContextParallelism, visibility: Visibility, batch: int, num_queries: int, num_keys: int
+    context: ContextParallelism, visibility: Visibility, batch: Sequence[int], num_queries: int, num_keys: int
 ) -> Visibility:
     """Writes lengths as segments, which can travel with their part of the sequence.
 
     Args:
       context: How the sequence is split.
       visibility: Lengths and segments of the call.
-      batch: B.
+      batch: Sizes of the batch dimensions.
       num_queries: T, of the shard inside ``shard_map`` and of the whole elsewhere.
       num_keys: S, likewise.
 
@@ -119,13 +120,13 @@ def as_segments(
 
 
 def _segments(
-    context: ContextParallelism, ids: jax.Array | None, lengths: jax.Array | None, batch: int, length: int
+    context: ContextParallelism, ids: jax.Array | None, lengths: jax.Array | None, batch: Sequence[int], length: int
 ) -> jax.Array:
     if ids is None:
-        ids = jnp.ones((batch, length), jnp.int32)
+        ids = jnp.ones((*batch, length), jnp.int32)
     if lengths is None:
         return ids
-    return jnp.where(sequence_positions(context, length) < lengths[:, None], ids, 0)
+    return jnp.where(sequence_positions(context, length) < lengths[..., None], ids, 0)
 
 
 def sequence_positions(context: ContextParallelism | None, length: int) -> jax.Array:

@@ -253,6 +253,14 @@ class TestComposition:
         with pytest.raises(TypeError, match="custom_vjp"):
             jax.jvp(lambda q: attend(q, K[0], V[0]), (Q[0],), (Q[0],))
 
+    @pytest.mark.parametrize("transform", [jax.hessian, lambda f: jax.grad(lambda x: jax.grad(f)(x).sum())])
+    def test_second_derivatives_are_refused(self, transform):
+        def loss(v: Any) -> Any:
+            return (attend(Q[0], K[0], v).astype(jnp.float32) ** 2).sum()
+
+        with pytest.raises(NotImplementedError, match=r"second derivatives .* are not implemented"):
+            transform(loss)(V[0])
+
     def test_integer_inputs_have_no_gradient(self):
         lengths = jnp.array([4, 6], jnp.int32)
 

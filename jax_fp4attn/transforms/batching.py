@@ -1,5 +1,6 @@
-"""The vmap rule: a mapped axis joins the batch dimension."""
+"""The vmap rule: a mapped axis becomes a dimension of the call, which may be split over a mesh like the batch."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -25,8 +26,24 @@ def apply(operation: Operation, static: Hashable, *arguments: Any, sequence_axis
     """
     leaves, structure = jax.tree.flatten(arguments)
     call = Call(operation, static, structure, sequence_axis)
-    results = _batchable(call)(*leaves)
+    results = _undifferentiable(call)(*leaves)
     return jax.tree.unflatten(jax.tree.structure(call.result_shapes(tuple(leaves))), results)
+
+
+@functools.lru_cache(maxsize=1024)
+def _undifferentiable(call: Call) -> Callable[..., tuple[jax.Array, ...]]:
+    """Refuses to be differentiated: the gradient rule stands above, so this would be a second derivative."""
+    function = jax.custom_jvp(_batchable(call))
+
+    @function.defjvp
+    def refuse(primals: Any, tangents: Any) -> Any:
+        del primals, tangents
+        raise NotImplementedError(
+            "attention: second derivatives (a hessian, the gradient of a gradient) are not implemented, as the "
+            "backward rounds too; use jax.lax.stop_gradient on attention's gradients"
+        )
+
+    return function
 
 
 @functools.lru_cache(maxsize=1024)
@@ -35,35 +52,30 @@ def _batchable(call: Call) -> Callable[..., tuple[jax.Array, ...]]:
 
     @function.def_vmap
     def rule(axis_size: int, mapped: list[bool], *leaves: jax.Array) -> tuple[tuple[jax.Array, ...], tuple[bool, ...]]:
-        return _run_mapped(call, axis_size, tuple(mapped), leaves)
+        if call.mapped:
+            outputs = _map_again(call, axis_size, mapped, leaves)
+        else:
+            outputs = _batchable(dataclasses.replace(call, mapped=tuple(mapped)))(*leaves)
+        return outputs, (True,) * len(outputs)
 
     return function
 
 
-def _run_mapped(
-    call: Call, axis_size: int, mapped: tuple[bool, ...], leaves: tuple[jax.Array, ...]
-) -> tuple[tuple[jax.Array, ...], tuple[bool, ...]]:
-    unmapped = tuple(
-        jax.ShapeDtypeStruct(x.shape[1:] if is_mapped else x.shape, x.dtype)
-        for x, is_mapped in zip(leaves, mapped, strict=True)
+def _map_again(call: Call, axis_size: int, mapped: list[bool], leaves: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    """Maps a mapped call: both dimensions become one."""
+    inner_size = next(
+        x.shape[1 if is_mapped else 0]
+        for x, is_mapped, was_mapped in zip(leaves, mapped, call.mapped, strict=True)
+        if was_mapped
     )
-    layouts = call.argument_layouts(unmapped)
-    batch = next(x.shape[0] for x, layout in zip(unmapped, layouts, strict=True) if layout[0] == "b")
-    results = call.result_shapes(unmapped)
-    summed = any(layout[0] == "B" for layout in call.result_layouts(results))
-    # The batch stays the slower dimension: if it is sharded, its shards stay contiguous in the joined one.
-    joined = []
-    for x, shape, is_mapped, layout in zip(leaves, unmapped, mapped, layouts, strict=True):
-        if not is_mapped and layout[0] != "b" and not summed:
-            joined.append(x)  # Broadcast along the batch, and still broadcast along the longer one.
-            continue
-        x = jnp.swapaxes(x, 0, 1) if is_mapped else x[:, None]
-        x = jnp.broadcast_to(x, (batch, axis_size, *shape.shape[1:]))
-        joined.append(x.reshape(batch * axis_size, *shape.shape[1:]))
-    outputs = _batchable(call)(*joined)
-    split = []
-    for x, result in zip(outputs, jax.tree.leaves(results), strict=True):
-        x = jnp.swapaxes(x.reshape(-1, axis_size, *x.shape[1:]), 0, 1)
-        # A result that is summed over the batch stays separate for each member of the mapped axis.
-        split.append(jnp.sum(x, axis=1, keepdims=True) if result.shape[0] == 1 != x.shape[1] else x)
-    return tuple(split), (True,) * len(split)
+    merged = []
+    for x, is_mapped, was_mapped in zip(leaves, mapped, call.mapped, strict=True):
+        if is_mapped or was_mapped:
+            x = x if was_mapped else x[:, None]
+            x = x if is_mapped else x[None]
+            x = jnp.broadcast_to(x, (axis_size, inner_size, *x.shape[2:]))
+            x = x.reshape(axis_size * inner_size, *x.shape[2:])
+        merged.append(x)
+    both = tuple(is_mapped or was_mapped for is_mapped, was_mapped in zip(mapped, call.mapped, strict=True))
+    outputs = _batchable(dataclasses.replace(call, mapped=both))(*merged)
+    return tuple(x.reshape(axis_size, inner_size, *x.shape[1:]) for x in outputs)

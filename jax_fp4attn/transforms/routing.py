@@ -1,6 +1,7 @@
 """The way a call takes, by the types of the mesh axes in scope."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax.sharding import AxisType, PartitionSpec
@@ -58,6 +59,8 @@ def _explicit(call: Call, leaves: tuple[jax.Array, ...], axes: frozenset[str]) -
     for x, layout, spec in zip(leaves, layouts, specs, strict=True):
         _check_explicit(call.sequence_axis, x.shape, layout, spec)
     mesh_shape = jax.sharding.get_abstract_mesh().shape
+    # By default shard_map leaves out the axes that an enclosing vmap splits; naming all must not bring them back.
+    names: dict[str, Any] = {} if axes == set(mesh_shape) else {"axis_names": axes}
     plan = make_plan(call, leaves, specs, {axis: size for axis, size in mesh_shape.items() if axis in axes})
     in_specs = tuple(plan.spec(layout) for layout in layouts)
     result_layouts = call.result_layouts(call.result_shapes(leaves))
@@ -67,7 +70,7 @@ def _explicit(call: Call, leaves: tuple[jax.Array, ...], axes: frozenset[str]) -
         lambda *shards: run_shard(call, plan, layouts, result_layouts, shards),
         in_specs=in_specs,
         out_specs=out_specs,
-        axis_names=axes,
+        **names,
     )
     return run(*resharded)
 

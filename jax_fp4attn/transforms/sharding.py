@@ -26,6 +26,7 @@ class Plan:
       heads_per_slice: When query heads are split into more parts than there are key/value heads, the number of parts
         that share a key/value head; each shard then picks its head from an unsplit operand. Otherwise 0.
       sequence: The mesh axis that splits the sequence, or none.
+      mapped: Mesh axes that split the mapped dimension.
     """
 
     batch: AxisNames
@@ -33,10 +34,12 @@ class Plan:
     kv_heads: AxisNames
     heads_per_slice: int
     sequence: AxisNames = ()
+    mapped: AxisNames = ()
 
     def spec(self, layout: str) -> PartitionSpec:
         """Specification of an array of this layout."""
-        axes = {"b": self.batch, "n": self.heads, "k": self.kv_heads, "K": self.kv_heads, "s": self.sequence}
+        kv_heads = {"k": self.kv_heads, "K": self.kv_heads}
+        axes = {"v": self.mapped, "b": self.batch, "n": self.heads, "s": self.sequence} | kv_heads
         return PartitionSpec(*(axes.get(dimension) or None for dimension in layout))
 
 
@@ -74,6 +77,7 @@ def make_plan(
       ValueError: If the sequence axis does not divide the sequence.
     """
     layouts = call.argument_layouts(leaves)
+    mapped: AxisNames = ()
     batch: AxisNames = ()
     heads: AxisNames = ()
     kv_heads: AxisNames = ()
@@ -81,7 +85,9 @@ def make_plan(
     for x, layout, spec in zip(leaves, layouts, specs, strict=True):
         for dimension, size, axes in zip(layout, x.shape, spec_entries(spec, len(layout)), strict=True):
             sizes.setdefault(dimension, size)
-            if dimension == "b":
+            if dimension == "v":
+                mapped = mapped or axes
+            elif dimension == "b":
                 batch = batch or axes
             elif dimension == "n":
                 heads = heads or axes
@@ -92,20 +98,21 @@ def make_plan(
     if call.sequence_axis is not None and call.sequence_axis in mesh_shape:
         sequence = (call.sequence_axis,)
         _check_sequence(call.sequence_axis, layouts, leaves, mesh_shape)
-        batch, heads = (tuple(axis for axis in axes if axis not in sequence) for axes in (batch, heads))
+        mapped, heads = (tuple(axis for axis in axes if axis not in sequence) for axes in (mapped, heads))
+    batch = tuple(axis for axis in batch if axis not in (*sequence, *mapped))
     results = call.result_shapes(leaves)
     sums_batch = any("B" in layout for layout in call.result_layouts(results))
     if sums_batch and sizes["b"] % _size(batch, mesh_shape):
         batch = ()  # The rows that pad the last shard must not enter a sum.
-    heads = tuple(axis for axis in heads if axis not in batch)
+    heads = tuple(axis for axis in heads if axis not in (*mapped, *batch))
     parts, num_heads, num_kv_heads = _size(heads, mesh_shape), sizes.get("n"), sizes.get("k")
     if num_heads is None or num_kv_heads is None or num_heads % parts:
-        return Plan(batch, (), (), 0, sequence)
+        return Plan(batch, (), (), 0, sequence, mapped)
     if num_kv_heads % parts == 0:
-        return Plan(batch, heads, heads, 0, sequence)
+        return Plan(batch, heads, heads, 0, sequence, mapped)
     if parts % num_kv_heads == 0:
-        return Plan(batch, heads, (), parts // num_kv_heads, sequence)
-    return Plan(batch, (), (), 0, sequence)
+        return Plan(batch, heads, (), parts // num_kv_heads, sequence, mapped)
+    return Plan(batch, (), (), 0, sequence, mapped)
 
 
 def _check_sequence(

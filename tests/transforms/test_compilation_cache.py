@@ -83,9 +83,6 @@ def test_a_second_process_finds_the_program(processes):
     assert [process["automatic"]["hit"] for process in processes] == [False, False]
 
 
-@pytest.mark.xfail(
-    reason="the partitioned program shows only shapes, so calls of equal shapes share a key", strict=True
-)
 def test_calls_that_differ_only_in_static_arguments_do_not_share_a_program(processes):
     first, second = processes
     assert not first["automatic, another scale"]["hit"]

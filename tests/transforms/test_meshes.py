@@ -189,12 +189,38 @@ def test_gradients_of_what_manual_shards_share_are_summed(make_mesh, compare):
     compare("shard_map of the gradient, multi-query", mesh, mapped, _inputs(1), specs, one=gradients(causal), sums=True)
 
 
+NESTED = pytest.mark.parametrize(
+    ("split", "spec"),
+    [
+        ("batch and heads", P(None, "data", None, "model")),
+        ("outer dimension and heads", P("data", None, None, "model")),
+        ("both dimensions", P("data", "model")),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+
+
+def _stacked_inputs():
+    scale = jnp.array([1, 0.5, 2, 1], jnp.bfloat16)[:, None, None, None, None]
+    return tuple(x[None] * scale for x in _inputs(4))
+
+
+@NESTED
 @KINDS
-def test_vmap_of_a_sharded_gradient(kind, make_mesh, compare):
-    arrays = tuple(x[None] * jnp.array([1, 0.5], x.dtype)[:, None, None, None, None] for x in _inputs(4))
-    specs = (P(None, *HEADS_SPLIT),) * 4
-    _, counts = compare("vmap of the gradient", make_mesh(kind), jax.vmap(gradients(causal)), arrays, specs)
+def test_vmap_of_a_sharded_gradient(split, spec, kind, make_mesh, compare):
+    run = jax.vmap(gradients(causal))
+    actual, counts = compare(f"vmap of the gradient, {split}", make_mesh(kind), run, _stacked_inputs(), (spec,) * 4)
     assert counts == {}
+    assert actual[0].sharding.is_equivalent_to(NamedSharding(make_mesh(kind), spec), 5)
+
+
+@NESTED
+@KINDS
+def test_two_batch_dimensions(split, spec, kind, make_mesh, compare):
+    arrays = _stacked_inputs()
+    actual, counts = compare(f"two batch dimensions, {split}", make_mesh(kind), gradients(causal), arrays, (spec,) * 4)
+    assert counts == {}
+    assert actual[0].sharding.is_equivalent_to(NamedSharding(make_mesh(kind), spec), 5)
 
 
 @KINDS
