@@ -4,25 +4,35 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 
 from jax_fp4attn import context_arguments, implementations, recipes
 from jax_fp4attn.autodiff import attention_with_lse
 from jax_fp4attn.config import ContextOrder, OperatorConfig, SegmentIds, Visibility
 from jax_fp4attn.recipe import Recipe
+from jax_fp4attn.transforms import explicit_spec
 
 MAX_HEAD_SIZE = 256
 
 _DTYPES = (jnp.bfloat16, jnp.float32)
 _LONGEST_SEQUENCE = 2**30
 
+
 # Outside a jit of the caller's the many small operations would be compiled and dispatched one by one.
-_attention_with_lse = jax.jit(attention_with_lse, static_argnums=(0,))
+@functools.partial(jax.jit, static_argnums=(0,))
+def _attention_with_lse(
+    config: OperatorConfig, query: jax.Array, key: jax.Array, value: jax.Array, *others: Any
+) -> tuple[jax.Array, jax.Array]:
+    if config.context is not None:
+        query, key, value = (context_arguments.constrain(config.context.axis, x) for x in (query, key, value))
+    result: tuple[jax.Array, jax.Array] = attention_with_lse(config, query, key, value, *others)
+    return result
 
 
 @overload
@@ -167,18 +177,42 @@ def attention(
         segment_ids=_check_segments(segment_ids, batch, merged, num_queries, num_keys),
     )
     if config.context is not None:
+        context_arguments.check_split(config.context.axis, query=query, key=key, value=value)
         context_arguments.check_supported(config, bias=bias, mask=mask, lengths=(num_queries, num_keys))
         visibility = context_arguments.as_segments(config.context, visibility, merged, num_queries, num_keys)
     attend: Callable[..., tuple[jax.Array, jax.Array]] = functools.partial(_attention_with_lse, config)
+    operands = tuple(x.reshape(*merged, *x.shape[-3:]) for x in (query, key, value))
     if len(merged) > 1:
         is_shared = mask is not None and mask.ndim == query.ndim - len(batch) + 1
         axes = jax.tree.map(lambda _: 0, visibility)
-        attend = jax.vmap(attend, (0, 0, 0, None, dataclasses.replace(axes, mask=None) if is_shared else axes))
-    output, lse = attend(*(x.reshape(*merged, *x.shape[-3:]) for x in (query, key, value)), bias, visibility)
+        axes = dataclasses.replace(axes, mask=None) if is_shared else axes
+        attend = jax.vmap(attend, (0, 0, 0, None, axes))
+        operands, visibility = _split_alike(operands, visibility, is_shared)
+    output, lse = attend(*operands, bias, visibility)
     output = jnp.reshape(output, query.shape)
     if return_residual:
         return output, lse.reshape(*batch, num_queries, num_heads)
     return output
+
+
+def _split_alike(
+    operands: tuple[jax.Array, ...], visibility: Visibility, is_shared: bool
+) -> tuple[tuple[jax.Array, ...], Visibility]:
+    """On an Explicit mesh, splits the first dimension of all arrays as the query's: vmap wants them alike."""
+    spec = explicit_spec(operands[0])
+    if spec is None:
+        return operands, visibility
+
+    def split(x: jax.Array) -> jax.Array:
+        own = explicit_spec(x)
+        assert own is not None
+        resharded: jax.Array = jax.sharding.reshard(x, PartitionSpec(spec[0], *own[1:]))
+        return resharded
+
+    mask, others = visibility.mask, dataclasses.replace(visibility, mask=None)
+    others = jax.tree.map(split, others)
+    mask = mask if mask is None or is_shared else split(mask)
+    return tuple(map(split, operands)), dataclasses.replace(others, mask=mask)
 
 
 def _check_arrays(*arrays: ArrayLike) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -201,6 +235,11 @@ def _check_arrays(*arrays: ArrayLike) -> tuple[jax.Array, jax.Array, jax.Array]:
     for name, x in (("key", key), ("value", value)):
         if x.shape != expected:
             raise ValueError(f"{name}: expected shape {expected} (query {query.shape}, key {key.shape}), got {x.shape}")
+    if not all(isinstance(size, int) for size in (num_queries, num_keys, num_heads, num_kv_heads, head_size)):
+        raise NotImplementedError(
+            f"query, key: expected lengths, heads and head size as numbers (tiles are made of them), got {query.shape} "
+            f"and {key.shape}; only the batch may be symbolic"
+        )
     if num_queries == 0 or num_keys == 0:
         raise ValueError(f"query, key: expected non-empty sequences, got T={num_queries}, S={num_keys}")
     if 0 in batch:

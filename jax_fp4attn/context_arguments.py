@@ -6,13 +6,13 @@ from typing import get_args
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AxisType
+from jax.sharding import AxisType, PartitionSpec
 
 from jax_fp4attn.config import ContextOrder, ContextParallelism, OperatorConfig, SegmentIds, Visibility
 from jax_fp4attn.context import positions, zigzag_order
 from jax_fp4attn.reference.tiles import KEY_TILE
 from jax_fp4attn.split_sequence import check_part
-from jax_fp4attn.transforms import axis_types, check_sequence_axis
+from jax_fp4attn.transforms import axis_types, check_sequence_axis, varying_axes
 
 
 def check_context(axis: str | None, order: ContextOrder) -> ContextParallelism | None:
@@ -37,6 +37,17 @@ def check_context(axis: str | None, order: ContextOrder) -> ContextParallelism |
         return None
     if not isinstance(axis, str):
         raise TypeError(f"context_axis: expected the name of a mesh axis or None, got {type(axis).__name__}")
+    types = axis_types()
+    if axis not in types and _is_bound(axis):
+        raise NotImplementedError(
+            f"context_axis: {axis!r} is bound, but as no axis of a mesh (by vmap, it seems); keys travel between "
+            "devices, so call inside jax.shard_map over a mesh axis of that name"
+        )
+    if order == "zigzag" and not types:
+        raise ValueError(
+            f"context_order: expected a mesh with axis {axis!r} in scope, got none; what stands where in zigzag order "
+            "depends on the number of shards. Call under jax.set_mesh(mesh) or inside jax.shard_map"
+        )
     return ContextParallelism(axis, order)
 
 
@@ -73,6 +84,43 @@ def check_supported(
             f"S={lengths[1]}"
         )
     _check_parts(config, lengths)
+
+
+def check_split(axis: str, **arrays: jax.Array) -> None:
+    """Checks that arrays inside ``shard_map`` are parts, as far as their types tell.
+
+    Args:
+      axis: Over which the sequence is split.
+      **arrays: By name.
+
+    Raises:
+      ValueError: If an array is the same on all shards.
+    """
+    if axis_types().get(axis) != AxisType.Manual or axis not in varying_axes(lax.axis_index(axis)):
+        return  # shard_map(check_vma=False) does not tell.
+    for name, x in arrays.items():
+        if axis not in varying_axes(x):
+            raise ValueError(
+                f"{name}: expected a shard's part of the sequence, got an array that is the same on all shards of mesh "
+                f"axis {axis!r}; split its sequence over {axis!r} in shard_map's in_specs"
+            )
+
+
+def constrain(axis: str, x: jax.Array) -> jax.Array:
+    """Splits the sequence of [*B, T, N, H] over an automatic axis of the mesh in scope, and leaves the rest open."""
+    if axis_types().get(axis) != AxisType.Auto or jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+        return x
+    open_ = PartitionSpec.UNCONSTRAINED
+    result: jax.Array = lax.with_sharding_constraint(x, PartitionSpec(*(open_,) * (x.ndim - 3), axis, open_, open_))
+    return result
+
+
+def _is_bound(axis: str) -> bool:
+    try:
+        lax.axis_size(axis)
+    except NameError:
+        return False
+    return True
 
 
 def _check_parts(config: OperatorConfig, lengths: tuple[int, int]) -> None:
@@ -149,11 +197,6 @@ def sequence_positions(context: ContextParallelism | None, length: int) -> jax.A
         return positions(context.order, length, lax.axis_index(context.axis), lax.axis_size(context.axis))
     if context.order == "contiguous":
         return jnp.arange(length, dtype=jnp.int32)
-    if context.axis not in types:
-        raise ValueError(
-            f"context_order: expected a mesh with axis {context.axis!r} in scope, got axes {tuple(types)}; the number "
-            "of shards tells which position stands where in zigzag order. Call under jax.set_mesh(mesh)"
-        )
     shards = jax.sharding.get_abstract_mesh().shape[context.axis]
     if length % (2 * shards):
         raise ValueError(

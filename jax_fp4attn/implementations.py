@@ -20,9 +20,14 @@ def select(implementation: str | Sequence[str] | None, *, dense: str | None = No
       unless the caller left that out.
 
     Raises:
+      TypeError: If it is neither None, a name nor a sequence.
       ValueError: If a name is unknown or the sequence is empty.
       NotImplementedError: If none of the named implementations can run; the message holds every reason.
     """
+    if implementation is not None and not isinstance(implementation, str | Sequence):
+        raise TypeError(
+            f"implementation: expected None, a name or a sequence of names, got {type(implementation).__name__}"
+        )
     names: tuple[str, ...]
     if implementation is None:
         names = _NAMES

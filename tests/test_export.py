@@ -45,6 +45,13 @@ def test_without_disabled_checks_jax_refuses(arrays):
         export.export(run, platforms=("cuda",))(*arrays[:3])
 
 
+def test_symbolic_lengths_are_refused():
+    (length,) = export.symbolic_shape("t")
+    x = jax.ShapeDtypeStruct((1, length, 2, 16), jnp.bfloat16)
+    with pytest.raises(NotImplementedError, match="only the batch may be symbolic"):
+        export.export(jax.jit(lambda x: attend(x, x, x)), platforms=("cpu",))(x)
+
+
 def test_symbolic_batch_of_the_reference():
     (batch,) = export.symbolic_shape("b")
     x = jax.ShapeDtypeStruct((batch, 8, 2, 16), jnp.bfloat16)

@@ -47,6 +47,11 @@ def test_dense_scores_are_for_the_reference():
             implementations.select("cuda", dense="mask")
 
 
+def test_a_wrong_type_is_refused():
+    with pytest.raises(TypeError, match="implementation: expected None, a name or a sequence of names, got int"):
+        implementations.select(3)
+
+
 @pytest.mark.parametrize("name", ["xla", "", (), ("cuda", "xla"), [], "CUDA"])
 def test_unknown_names_and_empty_sequences_are_refused(name):
     with pytest.raises(ValueError, match=r"implementation: expected None, one of \('cuda', 'reference'\)"):

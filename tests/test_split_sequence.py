@@ -265,6 +265,31 @@ def test_under_vmap_remat_and_scan(make_mesh, record_row):
     )
 
 
+@KINDS
+def test_two_batch_dimensions_with_lengths_of_another_sharding(kind, make_mesh, record_row):
+    mesh = make_mesh(kind, data=2, seq=2)
+    arrays = tuple(x.reshape(2, 1, *x.shape[1:]) for x in inputs(2))
+    lengths = jnp.array([[256], [99]], jnp.int32)
+    options = {"recipe": recipes.fast, "is_causal": True}
+    expected = one_device(gradients(options, lengths), *arrays)
+    spec = P("data", None, "seq")
+    actual, counts = run_sharded(mesh, gradients({**options, "context_axis": "seq"}, lengths), arrays, (spec,) * 4)
+    assert_equal_to_merging(actual, expected)
+    record_row("ring attention, two batch dimensions, lengths replicated", describe(mesh), TO_MERGING, counts)
+
+
+def test_uncommitted_arrays_are_split_over_the_mesh_in_scope(make_mesh):
+    query, key, value, _ = inputs(2)
+    options = {"recipe": recipes.square, "is_causal": True}
+    expected = one_device(functools.partial(jax_fp4attn.attention, **options), query, key, value)
+    permutation = zigzag_order(256, 2)
+    run = functools.partial(jax_fp4attn.attention, context_axis="seq", context_order="zigzag", **options)
+    with jax.set_mesh(make_mesh(seq=2)):
+        for function in (run, jax.jit(run)):
+            actual = function(*(x[:, permutation] for x in (query, key, value)))
+            assert_equal_to_merging([np.asarray(actual)[:, np.argsort(permutation)]], [expected])
+
+
 def test_one_shard_and_one_device_need_no_ring(make_mesh):
     arrays = inputs(1)
     options = {"recipe": recipes.square, "is_causal": True}
@@ -411,15 +436,32 @@ class TestRefusals:
         ):
             jax_fp4attn.attention(query, key, value, context_axis="seq")
 
-    def test_lengths_in_zigzag_order_without_a_mesh_in_scope(self):
+    def test_zigzag_order_without_a_mesh_in_scope(self):
         query, key, value, _ = inputs(2)
         with pytest.raises(ValueError, match=r"context_order: expected a mesh with axis 'seq' in scope.*jax.set_mesh"):
-            jax_fp4attn.attention(
-                query,
-                key,
-                value,
-                is_causal=True,
-                key_value_seq_lengths=jnp.array([3, 4]),
-                context_axis="seq",
-                context_order="zigzag",
-            )
+            jax_fp4attn.attention(query, key, value, context_axis="seq", context_order="zigzag")
+
+    def test_an_axis_of_vmap(self):
+        query, key, value, _ = inputs(2)
+        run = functools.partial(jax_fp4attn.attention, context_axis="seq")
+        with pytest.raises(NotImplementedError, match="context_axis: 'seq' is bound, but as no axis of a mesh"):
+            jax.vmap(run, axis_name="seq")(query[None], key[None], value[None])
+
+    def test_keys_that_are_the_same_on_all_shards(self, make_mesh):
+        spec = P(None, "seq")
+        mapped = jax.shard_map(
+            functools.partial(jax_fp4attn.attention, context_axis="seq"),
+            mesh=make_mesh(seq=2),
+            in_specs=(spec, P(), P()),
+            out_specs=spec,
+        )
+        with pytest.raises(ValueError, match=r"key: expected a shard's part .* axis 'seq'; split its sequence"):
+            jax.jit(mapped)(*inputs(2)[:3])
+
+    def test_an_automatic_axis_beside_an_explicit_one(self, cpu_devices):
+        devices = np.array(cpu_devices[:4]).reshape(2, 2)
+        mesh = Mesh(devices, ("data", "seq"), axis_types=(AxisType.Explicit, AxisType.Auto))
+        query, key, value, _ = inputs(2)
+        message = r"mesh axis 'seq' is automatic and \['data'\] Explicit; make 'seq' Explicit too"
+        with jax.set_mesh(mesh), pytest.raises(NotImplementedError, match=message):
+            jax.jit(functools.partial(jax_fp4attn.attention, context_axis="seq"))(query, key, value)

@@ -26,14 +26,16 @@ def zigzag_order(length: int, shards: int) -> np.ndarray:
       permutation undoes it.
 
     Raises:
-      ValueError: If ``length`` is not a multiple of ``2 * shards``.
+      ValueError: If ``length`` is not a positive multiple of ``2 * shards``, or there are no shards.
 
     Example:
       >>> zigzag_order(8, 2).tolist()
       [0, 1, 6, 7, 2, 3, 4, 5]
     """
-    if shards < 1 or length % (2 * shards):
-        raise ValueError(f"length: expected a multiple of 2 * shards = {2 * shards}, got {length}")
+    if shards < 1:
+        raise ValueError(f"shards: expected at least 1, got {shards}")
+    if length < 1 or length % (2 * shards):
+        raise ValueError(f"length: expected a positive multiple of 2 * shards = {2 * shards}, got {length}")
     parts = np.arange(length, dtype=np.int32).reshape(2 * shards, -1)
     return np.concatenate([part for i in range(shards) for part in (parts[i], parts[2 * shards - 1 - i])])
 

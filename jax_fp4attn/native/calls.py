@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_fp4attn.config import OperatorConfig, Visibility
 from jax_fp4attn.native.attributes import recipe_attributes
@@ -51,6 +52,7 @@ def call(step: str, config: OperatorConfig, lengths: dict[str, int], results: An
       The results, a pytree like ``results``.
     """
     leaves, structure = jax.tree.flatten(results)
+    leaves = [_placed(leaf) for leaf in leaves]
     attributes = {
         "scale": np.float32(config.scale),
         "is_causal": config.is_causal,
@@ -62,6 +64,17 @@ def call(step: str, config: OperatorConfig, lengths: dict[str, int], results: An
     }
     outputs = jax.ffi.ffi_call(target_name(step), leaves)(*jax.tree.leaves(arguments), **attributes)
     return jax.tree.unflatten(structure, outputs)
+
+
+def _placed(result: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """A result's type with the mesh in scope: under a partly manual mesh ``ffi_call`` does not find it by itself."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or result.sharding is not None:
+        return result
+    sharding = NamedSharding(mesh, PartitionSpec())
+    # The attribute has another name in JAX before 0.10.
+    kind = "manual_axis_type" if hasattr(result, "manual_axis_type") else "vma"
+    return jax.ShapeDtypeStruct(result.shape, result.dtype, sharding=sharding, **{kind: getattr(result, kind)})
 
 
 def _presence(arguments: tuple[Any, ...]) -> dict[str, bool]:

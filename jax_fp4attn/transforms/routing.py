@@ -29,8 +29,8 @@ def route(call: Call, leaves: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
     uncompiled = jax.config.jax_disable_jit  # type: ignore[attr-defined]
     if uncompiled and call.sequence_axis is not None:
         raise NotImplementedError(
-            f"context_axis: under jax.disable_jit the sequence cannot be split over automatic mesh axis "
-            f"{call.sequence_axis!r}; compile, or call inside jax.shard_map"
+            f"context_axis: under jax.disable_jit the sequence cannot be split over mesh axis {call.sequence_axis!r}; "
+            "compile, or call inside jax.shard_map"
         )
     if jax.device_count() == 1 or uncompiled:
         return call(*leaves)
@@ -45,11 +45,19 @@ def axis_types() -> dict[str, AxisType]:
 
 def _check_sequence_axis_type(axis: str, types: dict[str, AxisType]) -> None:
     check_sequence_axis(axis, types)
+    if types[axis] != AxisType.Auto:
+        return
     manual = [name for name, kind in types.items() if kind == AxisType.Manual]
-    if types[axis] == AxisType.Auto and manual:
+    if manual:
         raise NotImplementedError(
             f"context_axis: mesh axis {axis!r} is automatic inside a shard_map over {manual}; add it to that "
             "shard_map's axis_names, with the sequence split in its in_specs"
+        )
+    explicit = [name for name, kind in types.items() if kind == AxisType.Explicit]
+    if explicit:
+        raise NotImplementedError(
+            f"context_axis: mesh axis {axis!r} is automatic and {explicit} Explicit; make {axis!r} Explicit too, or "
+            f"call inside jax.shard_map over {axis!r}"
         )
 
 

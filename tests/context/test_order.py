@@ -31,10 +31,15 @@ def test_zigzag_pairs_the_parts_from_both_ends(shards):
     np.testing.assert_array_equal(parts[:, 1], np.arange(3 * shards, 6 * shards).reshape(shards, 3)[::-1])
 
 
-@pytest.mark.parametrize("length", [0.5, 1, 7])
+@pytest.mark.parametrize("length", [-8, 0, 0.5, 1, 7])
 def test_zigzag_refuses_what_does_not_split_into_halves(length):
-    with pytest.raises(ValueError, match=r"length: expected a multiple of 2 \* shards = 8"):
+    with pytest.raises(ValueError, match=r"length: expected a positive multiple of 2 \* shards = 8"):
         zigzag_order(length, 4)
+
+
+def test_zigzag_needs_shards():
+    with pytest.raises(ValueError, match="shards: expected at least 1, got 0"):
+        zigzag_order(8, 0)
 
 
 @pytest.mark.parametrize("order", ["contiguous", "zigzag"])

@@ -179,6 +179,20 @@ class TestMeshes:
         mapped = jax.shard_map(gradients(attend), mesh=mesh, in_specs=(self.SPEC,) * 4, out_specs=(self.SPEC,) * 4)
         self.check_shards(lower(mapped, *self.operands(mesh, [self.SPEC] * 4)))
 
+    @pytest.mark.parametrize("check_vma", [True, False])
+    def test_partly_manual(self, check_vma, make_mesh):
+        mesh = make_mesh(AxisType.Auto)
+        mapped = jax.shard_map(
+            gradients(attend),
+            mesh=mesh,
+            in_specs=(P("data"),) * 4,
+            out_specs=(P("data"),) * 4,
+            axis_names={"data"},
+            check_vma=check_vma,
+        )
+        found = calls(lower(mapped, *self.operands(mesh, [self.SPEC] * 4)))
+        assert found[-1][3] == ["2x128x8x64xbf16", "2x128x4x64xbf16", "2x128x4x64xbf16"]
+
     def test_ring(self, make_mesh):
         mesh = make_mesh(AxisType.Auto)
         spec = P("data", "model")
