@@ -1,38 +1,22 @@
 """`attention`: the public function."""
 
-import dataclasses
-import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, overload
+from collections.abc import Sequence
+from typing import Literal, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 
-from jax_fp4attn import context_arguments, implementations, recipes
-from jax_fp4attn.autodiff import attention_with_lse
+from jax_fp4attn import batch_dimensions, context_arguments, implementations, recipes
 from jax_fp4attn.config import ContextOrder, OperatorConfig, SegmentIds, Visibility
 from jax_fp4attn.recipe import Recipe
-from jax_fp4attn.transforms import explicit_spec
 
 MAX_HEAD_SIZE = 256
 
 _DTYPES = (jnp.bfloat16, jnp.float32)
 _LONGEST_SEQUENCE = 2**30
-
-
-# Outside a jit of the caller's the many small operations would be compiled and dispatched one by one.
-@functools.partial(jax.jit, static_argnums=(0,))
-def _attention_with_lse(
-    config: OperatorConfig, query: jax.Array, key: jax.Array, value: jax.Array, *others: Any
-) -> tuple[jax.Array, jax.Array]:
-    if config.context is not None:
-        query, key, value = (context_arguments.constrain(config.context.axis, x) for x in (query, key, value))
-    result: tuple[jax.Array, jax.Array] = attention_with_lse(config, query, key, value, *others)
-    return result
 
 
 @overload
@@ -164,12 +148,11 @@ def attention(
             implementation, dense="bias" if bias is not None else "mask" if mask is not None else None
         ),
     )
-    # Merging the first batch dimension with others would gather a sharded one; a dense bias is summed over all.
-    merged = (batch[0], math.prod(batch[1:])) if len(batch) > 1 and bias is None else (math.prod(batch),)
+    merged = batch_dimensions.merge(batch, has_bias=bias is not None)
     if bias is not None:
-        bias = _merge_scores(_check_scores_like("bias", bias, scores_shape), batch, merged)
+        bias = batch_dimensions.merge_scores(_check_scores_like("bias", bias, scores_shape), batch, merged)
     if mask is not None:
-        mask = _merge_scores(_check_scores_like("mask", mask, scores_shape), batch, merged)
+        mask = batch_dimensions.merge_scores(_check_scores_like("mask", mask, scores_shape), batch, merged)
     visibility = Visibility(
         mask=mask,
         query_lengths=_check_lengths("query_seq_lengths", query_seq_lengths, batch, merged),
@@ -180,39 +163,11 @@ def attention(
         context_arguments.check_split(config.context.axis, query=query, key=key, value=value)
         context_arguments.check_supported(config, bias=bias, mask=mask, lengths=(num_queries, num_keys))
         visibility = context_arguments.as_segments(config.context, visibility, merged, num_queries, num_keys)
-    attend: Callable[..., tuple[jax.Array, jax.Array]] = functools.partial(_attention_with_lse, config)
-    operands = tuple(x.reshape(*merged, *x.shape[-3:]) for x in (query, key, value))
-    if len(merged) > 1:
-        is_shared = mask is not None and mask.ndim == query.ndim - len(batch) + 1
-        axes = jax.tree.map(lambda _: 0, visibility)
-        axes = dataclasses.replace(axes, mask=None) if is_shared else axes
-        attend = jax.vmap(attend, (0, 0, 0, None, axes))
-        operands, visibility = _split_alike(operands, visibility, is_shared)
-    output, lse = attend(*operands, bias, visibility)
+    output, lse = batch_dimensions.attend(config, merged, (query, key, value), bias, visibility)
     output = jnp.reshape(output, query.shape)
     if return_residual:
         return output, lse.reshape(*batch, num_queries, num_heads)
     return output
-
-
-def _split_alike(
-    operands: tuple[jax.Array, ...], visibility: Visibility, is_shared: bool
-) -> tuple[tuple[jax.Array, ...], Visibility]:
-    """On an Explicit mesh, splits the first dimension of all arrays as the query's: vmap wants them alike."""
-    spec = explicit_spec(operands[0])
-    if spec is None:
-        return operands, visibility
-
-    def split(x: jax.Array) -> jax.Array:
-        own = explicit_spec(x)
-        assert own is not None
-        resharded: jax.Array = jax.sharding.reshard(x, PartitionSpec(spec[0], *own[1:]))
-        return resharded
-
-    mask, others = visibility.mask, dataclasses.replace(visibility, mask=None)
-    others = jax.tree.map(split, others)
-    mask = mask if mask is None or is_shared else split(mask)
-    return tuple(map(split, operands)), dataclasses.replace(others, mask=mask)
 
 
 def _check_arrays(*arrays: ArrayLike) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -325,13 +280,6 @@ def _check_scores_like(name: str, x: ArrayLike, shape: tuple[int, ...]) -> jax.A
             f"{name}: expected [*B, N, T, S] = {shape} or 1 in place of any of them, got shape {array.shape}"
         )
     return array.astype(jnp.float32) if name == "bias" else array
-
-
-def _merge_scores(x: jax.Array, batch: Sequence[int], merged: Sequence[int]) -> jax.Array:
-    """[*B, N, T, S] with ones allowed to [*merged, N or 1, T or 1, S or 1], or to [1, ...] if it is shared by all."""
-    if all(size == 1 for size in x.shape[:-3]):
-        return x.reshape(1, *x.shape[-3:])
-    return jnp.broadcast_to(x, (*batch, *x.shape[-3:])).reshape(*merged, *x.shape[-3:])
 
 
 def _check_integers(name: str, x: ArrayLike, shape: Sequence[int]) -> jax.Array:
