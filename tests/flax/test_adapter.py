@@ -212,11 +212,11 @@ class TestArguments:
             make_attention_fn(implementation=["reference", "nowhere"])(*qkv)
 
     def test_a_split_sequence_reaches_the_operator(self):
-        adapter = make_attention_fn(context_axis="seq", context_order="zigzag")
-        assert (adapter.context_axis, adapter.context_order) == ("seq", "zigzag")
         bias = jnp.zeros((1, 1, LENGTH, LENGTH))
         with pytest.raises(NotImplementedError, match="bias: expected None with context_axis"):
-            adapter(*_qkv(), bias)
+            make_attention_fn(context_axis="seq")(*_qkv(), bias)
+        with pytest.raises(ValueError, match="context_order: expected a mesh with axis 'seq' in scope"):
+            make_attention_fn(context_axis="seq", context_order="zigzag")(*_qkv())
         with pytest.raises(ValueError, match="context_order: expected 'contiguous' without context_axis"):
             make_attention_fn(context_order="zigzag")(*_qkv())
 
