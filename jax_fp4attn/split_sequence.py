@@ -19,7 +19,6 @@ from jax_fp4attn.context import (
     Relation,
     Visit,
     exchange,
-    restore,
     run_balanced_causal,
     run_contiguous,
 )
@@ -254,7 +253,7 @@ def _to_ring(config: OperatorConfig, axis: str, arrays: LaidOut) -> LaidOut:
 
 def _from_ring(config: OperatorConfig, axis: str, arrays: LaidOut) -> LaidOut:
     assert config.context is not None
-    return restore(axis, config.context.order, ring_order(config), arrays)
+    return exchange(axis, ring_order(config), config.context.order, arrays)
 
 
 def _pad_keys(keys: LaidOut, num_keys: int) -> LaidOut:

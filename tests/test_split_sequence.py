@@ -48,7 +48,7 @@ def gradients(options, lengths=None, segments=None):
 
         (out, lse), vjp = jax.vjp(call, query, key, value)
         d_lse = jnp.sum(d_out.astype(jnp.float32), -1) / 8
-        return out, lse, *vjp((out.astype(d_out.dtype) * 0 + d_out, jnp.where(jnp.isfinite(lse), d_lse, 0.0)))
+        return out, lse, *vjp((d_out, jnp.where(jnp.isfinite(lse), d_lse, 0.0)))
 
     return run
 
@@ -68,7 +68,7 @@ def assert_equal_to_merging(actual, expected):
         np.testing.assert_array_equal(x[~finite], y[~finite])
         x, y = x[finite], y[finite]
         assert np.isfinite(x).all()
-        assert np.linalg.norm(x - y) < 1e-3 * np.linalg.norm(y)
+        assert np.linalg.norm(x - y) < 6e-4 * np.linalg.norm(y)
         assert np.mean(np.abs(x - y) > 1e-5 * np.abs(y) + 1e-6) < 0.05
 
 

@@ -5,7 +5,7 @@ from the keys that are with it is a function of the caller's; here are the order
 merging of partial results.
 """
 
-from jax_fp4attn.context.order import exchange, positions, restore, zigzag_order
+from jax_fp4attn.context.order import exchange, positions, zigzag_order
 from jax_fp4attn.context.partial_output import PartialOutput
 from jax_fp4attn.context.ring import Relation, Visit, run_balanced_causal, run_contiguous
 from jax_fp4attn.context.trees import LaidOut
@@ -17,7 +17,6 @@ __all__ = [
     "Visit",
     "exchange",
     "positions",
-    "restore",
     "run_balanced_causal",
     "run_contiguous",
     "zigzag_order",

@@ -86,10 +86,5 @@ def exchange(axis: str, given: ContextOrder, wanted: ContextOrder, arrays: LaidO
     return _send(axis, back[0], even).join(_send(axis, back[1], odd))
 
 
-def restore(axis: str, given: ContextOrder, wanted: ContextOrder, arrays: LaidOut) -> LaidOut:
-    """Undoes ``exchange(axis, given, wanted, ...)``."""
-    return exchange(axis, wanted, given, arrays)
-
-
 def _send(axis: str, hops: list[tuple[int, int]], arrays: LaidOut) -> LaidOut:
     return arrays.along_sequence(lambda x, _: lax.ppermute(x, axis, hops))

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jax_fp4attn.context import LaidOut, exchange, positions, restore, zigzag_order
+from jax_fp4attn.context import LaidOut, exchange, positions, zigzag_order
 
 SHARDS = [1, 2, 3, 4, 5, 8]
 
@@ -54,19 +54,19 @@ def test_positions_of_all_shards_make_the_order(shards, order, run):
 
 
 @pytest.mark.parametrize("shards", SHARDS)
-def test_exchange_permutes_every_array_along_its_sequence_and_restore_undoes_it(shards, run):
+def test_exchange_permutes_every_array_along_its_sequence_and_undoes_it(shards, run):
     arrays = jnp.arange(4 * shards)[None], jnp.arange(24 * shards, dtype=jnp.uint8).reshape(2, 3, 4 * shards)
     layouts = ("bs", "b*s")
 
-    def move(function, *arrays):
-        return function("seq", "contiguous", "zigzag", LaidOut(arrays, layouts)).values
+    def move(given, wanted, *arrays):
+        return exchange("seq", given, wanted, LaidOut(arrays, layouts)).values
 
-    moved = run(shards, functools.partial(move, exchange), *arrays)
+    moved = run(shards, functools.partial(move, "contiguous", "zigzag"), *arrays)
     order = zigzag_order(4 * shards, shards)
     for x, y in zip(moved, arrays, strict=True):
         np.testing.assert_array_equal(x, y[..., order])
         assert x.dtype == y.dtype
-    back = run(shards, functools.partial(move, restore), *moved)
+    back = run(shards, functools.partial(move, "zigzag", "contiguous"), *moved)
     for x, y in zip(back, arrays, strict=True):
         np.testing.assert_array_equal(x, y)
 
