@@ -187,7 +187,7 @@ def test_split_sequence_has_the_positions_of_the_whole(order, cpu_devices):
         lambda x: layer(x, seq_lengths=lengths), mesh=mesh, in_specs=P(None, "seq"), out_specs=P(None, "seq")
     )
     actual = jax.jit(apply)(x[:, permutation])[:, np.argsort(permutation)]
-    assert_close(actual, expected, rtol=2e-2, atol=1e-2)  # bfloat16
+    assert_close(actual, expected, rtol=0, atol=4.4e-3)  # heads are bfloat16, values up to 2.4
 
 
 @pytest.mark.parametrize(
