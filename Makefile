@@ -9,7 +9,7 @@ BIN := $(VENV)/bin/python
 unexport PYTHONHOME PYTHONPATH VIRTUAL_ENV PIP_TARGET PIP_PREFIX PIP_USER
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint accuracy clean
+.PHONY: help demo native test lint accuracy clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,6 +19,9 @@ help: ## Show this help
 
 demo: $(VENV)/.installed-examples ## Train a small language model with FP4 attention
 	$(BIN) -m examples.train_language_model
+
+native: $(VENV)/.installed-build ## Build the CUDA kernels and the library that launches them
+	$(BIN) cuda/build.py --install
 
 test: $(VENV)/.installed-test ## Run the tests and doctests
 	$(BIN) -m pytest $(PYTEST_FLAGS)

@@ -1,0 +1,44 @@
+// The symbols of the library: a handler for each step and stage, and the FFI version that they were built for.
+#include "failure.h"
+#include "kernels.h"
+#include "steps.h"
+
+namespace {
+
+namespace ffi = xla::ffi;
+using fp4attn::Guarded;
+
+template <void (*step)(CUstream, ffi::RemainingArgs, ffi::RemainingRets, ffi::Dictionary)>
+ffi::Error Execute(CUstream stream, ffi::RemainingArgs operands, ffi::RemainingRets results,
+                   ffi::Dictionary attributes) {
+  return Guarded([&] { step(stream, operands, results, attributes); });
+}
+
+// Kernels are loaded before the first run, which may be the capture of a graph.
+ffi::Error Initialize(ffi::RemainingArgs, ffi::RemainingRets, ffi::Dictionary) {
+  return Guarded([] { fp4attn::LoadKernels(); });
+}
+
+}  // namespace
+
+#define FP4ATTN_HANDLER(symbol, step)                                  \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(symbol, Execute<fp4attn::step>,        \
+                                ffi::Ffi::Bind()                       \
+                                    .Ctx<ffi::PlatformStream<CUstream>>() \
+                                    .RemainingArgs()                   \
+                                    .RemainingRets()                   \
+                                    .Attrs(),                          \
+                                {ffi::Traits::kCmdBufferCompatible})
+
+// The macro leaves visibility to the command line, where it is hidden.
+#pragma GCC visibility push(default)
+FP4ATTN_HANDLER(jax_fp4attn_quantize_v1, Quantize);
+FP4ATTN_HANDLER(jax_fp4attn_quantize_for_training_v1, QuantizeForTraining);
+FP4ATTN_HANDLER(jax_fp4attn_row_operands_v1, RowOperands);
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jax_fp4attn_initialize, Initialize,
+                              ffi::Ffi::BindInitialize().RemainingArgs().RemainingRets().Attrs());
+
+extern "C" int jax_fp4attn_ffi_major() { return XLA_FFI_API_MAJOR; }
+extern "C" int jax_fp4attn_ffi_minor() { return XLA_FFI_API_MINOR; }
+#pragma GCC visibility pop

@@ -1,0 +1,138 @@
+#include "kernels.h"
+
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "driver.h"
+#include "failure.h"
+// Written by cuda/tabulate.py from the manifests: `Kernel kKernels[]` as declared below.
+namespace fp4attn {
+namespace {
+struct Kernel {
+  const char* name;
+  const char* entry;
+  const char* signature;
+  uint32_t threads;
+  uint32_t shared_bytes;
+};
+}  // namespace
+}  // namespace fp4attn
+#include "kernel_table.inc"
+
+#define FP4ATTN_IMAGE(symbol, path)                                                                   \
+  asm(".section .rodata\n.balign 64\n.global " #symbol "\n.hidden " #symbol "\n" #symbol ":\n.incbin \"" path \
+      "\"\n.byte 0\n.previous\n");                                                                    \
+  extern "C" const unsigned char symbol[]
+
+FP4ATTN_IMAGE(fp4attn_image_sm_90a, FP4ATTN_IMAGES "/kernels.sm_90a.cubin");
+FP4ATTN_IMAGE(fp4attn_image_sm_100f, FP4ATTN_IMAGES "/kernels.sm_100f.cubin");
+
+namespace fp4attn {
+namespace {
+
+// Up to this much shared memory a kernel needs no attribute.
+constexpr uint32_t kSharedBytesWithoutAttribute = 48 << 10;
+
+CUdevice CurrentDevice(const Driver& driver) {
+  CUdevice device;
+  driver.Check(driver.ctx_get_device(&device), "cuCtxGetDevice");
+  return device;
+}
+
+const unsigned char* ImageFor(const Driver& driver, CUdevice device) {
+  int major = 0, minor = 0;
+  driver.Check(driver.device_get_attribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device),
+               "cuDeviceGetAttribute");
+  driver.Check(driver.device_get_attribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device),
+               "cuDeviceGetAttribute");
+  if (major == 9 && minor == 0) return fp4attn_image_sm_90a;
+  if (major == 10 && (minor == 0 || minor == 3)) return fp4attn_image_sm_100f;
+  Fail(ffi::ErrorCode::kInvalidArgument, "expected a GPU of compute capability 9.0, 10.0 or 10.3, got ", major, ".",
+       minor, "; use implementation='reference'");
+}
+
+// A library belongs to the process; what is remembered of a device is which image it takes, and that the kernels'
+// attributes are set there.
+class Library {
+ public:
+  static Library& Get() {
+    static Library* library = new Library;  // Never destroyed: the driver may be gone by then.
+    return *library;
+  }
+
+  std::pair<const Kernel*, CUkernel> Find(const Driver& driver, std::string_view name) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const Kernels& kernels = Prepare(driver, CurrentDevice(driver));
+    auto found = kernels.find(name);
+    if (found == kernels.end()) Fail(ffi::ErrorCode::kInternal, "no kernel is called ", name);
+    return found->second;
+  }
+
+  void PrepareCurrentDevice(const Driver& driver) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Prepare(driver, CurrentDevice(driver));
+  }
+
+ private:
+  using Kernels = std::map<std::string_view, std::pair<const Kernel*, CUkernel>>;
+
+  const Kernels& Prepare(const Driver& driver, CUdevice device) {
+    auto ready = devices_.find(device);
+    if (ready != devices_.end()) return *ready->second;
+    Kernels& kernels = Load(driver, ImageFor(driver, device));
+    for (auto& [name, kernel] : kernels) {
+      if (kernel.first->shared_bytes <= kSharedBytesWithoutAttribute) continue;
+      driver.Check(driver.kernel_set_attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                               kernel.first->shared_bytes, kernel.second, device),
+                   "cuKernelSetAttribute");
+    }
+    devices_[device] = &kernels;
+    return kernels;
+  }
+
+  Kernels& Load(const Driver& driver, const unsigned char* image) {
+    auto loaded = images_.find(image);
+    if (loaded != images_.end()) return loaded->second;
+    CUlibrary library;
+    driver.Check(driver.library_load_data(&library, image, nullptr, nullptr, 0, nullptr, nullptr, 0),
+                 "cuLibraryLoadData");
+    Kernels kernels;
+    for (const Kernel& kernel : kKernels) {
+      CUkernel handle;
+      driver.Check(driver.library_get_kernel(&handle, library, kernel.entry), "cuLibraryGetKernel");
+      kernels[kernel.name] = {&kernel, handle};
+    }
+    return images_[image] = std::move(kernels);
+  }
+
+  std::mutex mutex_;
+  std::map<const unsigned char*, Kernels> images_;
+  std::map<CUdevice, const Kernels*> devices_;
+};
+
+}  // namespace
+
+void LoadKernels() { Library::Get().PrepareCurrentDevice(Driver::Get()); }
+
+void internal::Launch(CUstream stream, std::string_view name, Grid grid, std::string_view signature,
+                      void** parameters) {
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+  const Driver& driver = Driver::Get();
+  auto [kernel, handle] = Library::Get().Find(driver, name);
+  if (signature != kernel->signature) {
+    Fail(ffi::ErrorCode::kInternal, name, ": expected parameters ", kernel->signature, ", got ", signature);
+  }
+  CUlaunchConfig config = {};
+  config.gridDimX = grid.x;
+  config.gridDimY = grid.y;
+  config.gridDimZ = grid.z;
+  config.blockDimX = kernel->threads;
+  config.blockDimY = config.blockDimZ = 1;
+  config.sharedMemBytes = kernel->shared_bytes;
+  config.hStream = stream;
+  driver.Check(driver.launch_kernel(&config, reinterpret_cast<CUfunction>(handle), parameters, nullptr),
+               "cuLaunchKernelEx");
+}
+
+}  // namespace fp4attn

@@ -1,0 +1,40 @@
+// The compiled kernels: choice of the image by compute capability, and launch by name.
+#pragma once
+
+#include <cuda.h>
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace fp4attn {
+
+struct Grid {
+  uint32_t x, y, z;
+};
+
+// Loads the kernels for the current device, unless they are loaded. Nothing after it touches files, allocates device
+// memory or synchronises, so that a launch can be captured into a graph.
+void LoadKernels();
+
+namespace internal {
+
+inline char Letter(const void*) { return 'p'; }
+inline char Letter(int32_t) { return 'i'; }
+inline char Letter(float) { return 'f'; }
+
+void Launch(CUstream stream, std::string_view name, Grid grid, std::string_view signature, void** parameters);
+
+}  // namespace internal
+
+// Launches a kernel of the manifest. Pointers, int32 and float32 are passed as they are, and must be those of its
+// signature. An empty grid launches nothing.
+template <typename... Parameters>
+void Launch(CUstream stream, const std::string& name, Grid grid, Parameters... parameters) {
+  const std::array<char, sizeof...(Parameters)> signature = {internal::Letter(parameters)...};
+  void* addresses[] = {const_cast<void*>(static_cast<const void*>(&parameters))...};
+  internal::Launch(stream, name, grid, std::string_view(signature.data(), signature.size()), addresses);
+}
+
+}  // namespace fp4attn

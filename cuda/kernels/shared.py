@@ -1,0 +1,31 @@
+"""Shared memory of a kernel, counted while the kernel is traced, since a launch must say how much it is."""
+
+import contextlib
+from collections.abc import Iterator
+
+import cutlass
+from kernels.words import Uint32
+
+_counts: list[int] = []
+
+
+def words(count: int) -> cutlass.Array:
+    """Words of shared memory, aligned to 16 bytes.
+
+    Args:
+      count: Their number, a multiple of 4.
+    """
+    assert count % 4 == 0
+    _counts[-1] += 4 * count
+    return cutlass.Array(Uint32, count, space=cutlass.AddressSpace.smem, alignment=16)
+
+
+@contextlib.contextmanager
+def counting() -> Iterator[list[int]]:
+    """Collects the bytes that a kernel traced inside the block allocates, as a list of one number."""
+    count = [0]
+    _counts.append(0)
+    try:
+        yield count
+    finally:
+        count[0] = _counts.pop()
