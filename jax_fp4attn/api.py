@@ -138,14 +138,18 @@ def attention(
     scores_shape = (*batch, num_heads, num_queries, num_keys)
     is_causal = _check_bool("is_causal", is_causal)
     return_residual = _check_bool("return_residual", return_residual)
+    recipe = _check_recipe(recipe, is_causal)
     config = OperatorConfig(
-        recipe=_check_recipe(recipe, is_causal),
+        recipe=recipe,
         scale=_check_scale(scale, head_size),
         is_causal=is_causal,
         window=_check_window(local_window_size),
         context=context_arguments.check_context(context_axis, context_order),
         implementation=implementations.select(
-            implementation, dense="bias" if bias is not None else "mask" if mask is not None else None
+            implementation,
+            recipe,
+            head_size,
+            dense="bias" if bias is not None else "mask" if mask is not None else None,
         ),
     )
     merged = batch_dimensions.merge(batch, has_bias=bias is not None)

@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jax_fp4attn.config import OperatorConfig, Visibility
 from jax_fp4attn.formats import round_to_bfloat16
-from jax_fp4attn.operations import BACKWARD, FORWARD, QUANTIZE, QUANTIZE_FOR_BACKWARD, Static
+from jax_fp4attn.operations import BACKWARD, FORWARD, QUANTIZE, QUANTIZE_FOR_TRAINING, Static
 from jax_fp4attn.reference import BackwardOperands
 from jax_fp4attn.transforms import ArrayType, apply, type_of
 
@@ -75,11 +75,10 @@ def _forward_rule(
     visibility: Visibility,
 ) -> tuple[tuple[jax.Array, jax.Array], _Residuals]:
     run = _runner(config, key.shape[1], key.shape[3])
-    operands = run(QUANTIZE, query, key, value, visibility)
-    saved = run(QUANTIZE_FOR_BACKWARD, operands, query, key, value, visibility)
-    output, lse = run(FORWARD, operands, bias, visibility)
+    operands = run(QUANTIZE_FOR_TRAINING, query, key, value, visibility)
+    output, lse = run(FORWARD, operands.forward, bias, visibility)
     # Names bind only inside this rule: outside, a remat policy would see the custom_vjp as one opaque call.
-    saved = jax.tree.map(lambda leaf: checkpoint_name(leaf, OPERANDS_NAME), saved)
+    saved = jax.tree.map(lambda leaf: checkpoint_name(leaf, OPERANDS_NAME), operands.for_backward())
     output = checkpoint_name(output, OUTPUT_NAME)
     lse = checkpoint_name(lse, LSE_NAME)
     primals = (type_of(query), type_of(key), type_of(value))

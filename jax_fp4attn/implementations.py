@@ -4,20 +4,25 @@ from collections.abc import Sequence
 
 from jax_fp4attn import native
 from jax_fp4attn.config import Implementation
+from jax_fp4attn.recipe import Recipe
 
 _NAMES = ("cuda", "reference")
 
 
-def select(implementation: str | Sequence[str] | None, *, dense: str | None = None) -> Implementation:
+def select(
+    implementation: str | Sequence[str] | None, recipe: Recipe, head_size: int, *, dense: str | None = None
+) -> Implementation:
     """Picks the implementation of a call.
 
     Args:
       implementation: None for the best one that can run, a name to insist on it, or names to try in order.
+      recipe: Numerical choices of the call.
+      head_size: H.
       dense: Name of a dense argument of the call, "bias" or "mask", or None.
 
     Returns:
-      The implementation to use. A program may be compiled for several platforms, so "cuda" is followed by "reference"
-      unless the caller left that out.
+      The implementation to use. A program may be compiled for several platforms, and a step may have no kernel, so
+      "cuda" is followed by "reference" unless the caller left that out.
 
     Raises:
       TypeError: If it is neither None, a name nor a sequence.
@@ -44,9 +49,10 @@ def select(implementation: str | Sequence[str] | None, *, dense: str | None = No
     for position, name in enumerate(names):
         if name == "reference":
             return "reference"
-        reason = _why_not_cuda(dense)
+        followed = "reference" in names[position:]
+        reason = _why_not_cuda(dense) or (None if followed else _why_not_cuda_alone(recipe, head_size))
         if reason is None:
-            return "cuda or reference" if "reference" in names[position:] else "cuda"
+            return "cuda or reference" if followed else "cuda"
         reasons.append(f"{name}: {reason}")
     raise NotImplementedError("implementation: " + "; ".join(reasons))
 
@@ -58,3 +64,8 @@ def _why_not_cuda(dense: str | None) -> str | None:
             "lengths or segment_ids"
         )
     return native.why_unavailable()
+
+
+def _why_not_cuda_alone(recipe: Recipe, head_size: int) -> str | None:
+    reasons = (native.missing_kernel(step, recipe, head_size) for step in ("quantize", "forward"))
+    return next((reason for reason in reasons if reason is not None), None)

@@ -10,10 +10,11 @@ import jax
 
 from jax_fp4attn.config import Visibility
 from jax_fp4attn.formats import BlockScaled
-from jax_fp4attn.reference import BackwardOperands, Gradients, Operands, RowOperands
+from jax_fp4attn.reference import BackwardOperands, Gradients, Operands, RowOperands, TrainingOperands
 
 ROWS = "bns*"
 ROW_STATISTICS = "bns"
+GRADIENT_SCALE = "bk"
 SEGMENTS = "bs"
 
 
@@ -46,18 +47,39 @@ def visibility_of_all_heads(x: Visibility) -> Any:
     return dataclasses.replace(layouts, mask=None if layouts.mask is None else layouts.mask[0] + "***")
 
 
-def operands(x: Operands | BackwardOperands) -> Any:
-    """Layouts of quantised operands; blocks of MXFP4 and NVFP4 values run along the keys."""
+def operands(x: Operands) -> Any:
+    """Layouts of the forward's operands."""
+    return Operands(_tensor("bns*", x.query), _tensor("bks*", x.key), _tensor("bk*s", x.value))
 
-    def field(name: str, value: Any) -> Any:
-        along_keys = name == "value" and isinstance(value, BlockScaled)
-        layout = "bk*s" if along_keys else ROWS if "query" in name else "bks*"
-        # A tensor scale belongs to the whole sequence.
-        return jax.tree.map(
-            lambda leaf: layout if leaf.shape[layout.index("s")] > 1 else layout.replace("s", "*"), value
-        )
 
-    return dataclasses.replace(x, **{f.name: field(f.name, getattr(x, f.name)) for f in dataclasses.fields(x)})
+def training_operands(x: TrainingOperands) -> Any:
+    """Layouts of the operands of the forward and the backward."""
+    backward = backward_operands(x.for_backward())
+    return TrainingOperands(operands(x.forward), backward.query, backward.key, backward.value)
+
+
+def backward_operands(x: BackwardOperands) -> Any:
+    """Layouts of the backward's operands."""
+    return BackwardOperands(
+        score_query=_tensor("bns*", x.score_query),
+        score_key=_tensor("bks*", x.score_key),
+        query=each(x.query, "bn*s"),
+        key=each(x.key, "bk*s"),
+        value=each(x.value, "bks*"),
+    )
+
+
+def _tensor(layout: str, x: BlockScaled | jax.Array) -> Any:
+    """Layouts of an operand; codes, and scales in rows, have that of the values."""
+    if not isinstance(x, BlockScaled):
+        return layout
+    layouts: dict[str, Any] = {
+        "codes": layout,
+        "scales": layout if x.scale_layout == "rows" else f"{layout}*",
+        # It belongs to the whole sequence.
+        "tensor_scale": each(x.tensor_scale, layout.replace("s", "*")),
+    }
+    return dataclasses.replace(x, **layouts)
 
 
 def gradients(x: Gradients) -> Any:
@@ -69,8 +91,6 @@ def gradients(x: Gradients) -> Any:
     return Gradients(query="bsn*", key="bsK*", value="bsK*", bias=bias)  # type: ignore[arg-type]
 
 
-def row_operands(x: RowOperands) -> Any:
-    """Layouts of the backward's rows, grouped by key/value head."""
-    layouts: dict[str, Any] = {f.name: "bk*s" for f in dataclasses.fields(x)}
-    layouts |= {"query": "bk*s*", "output_gradient": "bk*s*", "gradient_scale": "bk***"}
-    return dataclasses.replace(x, **layouts)
+def row_operands() -> Any:
+    """Layouts of the backward's rows."""
+    return RowOperands(ROWS, "bn*s", ROW_STATISTICS)  # type: ignore[arg-type]

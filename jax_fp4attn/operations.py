@@ -4,14 +4,13 @@ They are separate so that a rematerialisation policy which keeps output and lse 
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from jax_fp4attn import layouts, split_sequence, steps
+from jax_fp4attn import layouts, reference, split_sequence, steps
 from jax_fp4attn.config import OperatorConfig, Visibility
-from jax_fp4attn.reference import Gradients, Operands
+from jax_fp4attn.reference import BackwardOperands, Gradients, Operands
 from jax_fp4attn.transforms import Operation
 
 
@@ -45,9 +44,21 @@ def _split_forward(
     return split_sequence.forward(static.config, axis, operands, visibility, head_size=static.head_size)
 
 
-def _backward(static: Static, *arguments: Any) -> Gradients:
-    backward: Callable[..., Gradients] = steps.backward
-    return backward(static.config, *arguments, num_keys=static.num_keys)
+def _backward(
+    static: Static,
+    operands: BackwardOperands,
+    output: jax.Array,
+    lse: jax.Array,
+    output_gradient: jax.Array,
+    lse_gradient: jax.Array,
+    bias: jax.Array | None,
+    visibility: Visibility,
+) -> Gradients:
+    config, cotangents = static.config, (output_gradient, lse_gradient)
+    scale = reference.gradient_scale(config, lse, *cotangents, num_kv_heads=operands.value.shape[1])
+    rows = steps.row_operands(config, output, lse, *cotangents, scale)
+    arguments = (operands, rows, lse, scale, bias, visibility)
+    return steps.backward(config, *arguments, num_keys=static.num_keys, head_size=static.head_size)
 
 
 def _split_backward(static: Static, axis: str, *arguments: Any) -> Gradients:
@@ -57,25 +68,24 @@ def _split_backward(static: Static, axis: str, *arguments: Any) -> Gradients:
     )
 
 
+def _input_layouts(query: Any, key: Any, value: Any, visibility: Visibility) -> Any:
+    del query, key, value
+    return "bsn*", "bsk*", "bsk*", layouts.visibility_of_all_heads(visibility)
+
+
 QUANTIZE = Operation(
     "jax_fp4attn_quantize",
     lambda static, *arguments: steps.quantize(static.config, *arguments),
     lambda static, axis, *arguments: split_sequence.quantize(static.config, axis, *arguments),
-    lambda query, key, value, visibility: ("bsn*", "bsk*", "bsk*", layouts.visibility_of_all_heads(visibility)),
+    _input_layouts,
     layouts.operands,
 )
-QUANTIZE_FOR_BACKWARD = Operation(
-    "jax_fp4attn_quantize_for_backward",
-    lambda static, *arguments: steps.quantize_for_backward(static.config, *arguments),
-    lambda static, axis, *arguments: split_sequence.quantize_for_backward(static.config, axis, *arguments),
-    lambda operands, query, key, value, visibility: (
-        layouts.operands(operands),
-        "bsn*",
-        "bsk*",
-        "bsk*",
-        layouts.visibility_of_all_heads(visibility),
-    ),
-    layouts.operands,
+QUANTIZE_FOR_TRAINING = Operation(
+    "jax_fp4attn_quantize_for_training",
+    lambda static, *arguments: steps.quantize_for_training(static.config, *arguments),
+    lambda static, axis, *arguments: split_sequence.quantize_for_training(static.config, axis, *arguments),
+    _input_layouts,
+    layouts.training_operands,
 )
 FORWARD = Operation(
     "jax_fp4attn_forward",
@@ -93,7 +103,7 @@ BACKWARD = Operation(
     _backward,
     _split_backward,
     lambda operands, output, lse, output_gradient, lse_gradient, bias, visibility: (
-        layouts.operands(operands),
+        layouts.backward_operands(operands),
         "bsn*",
         layouts.ROW_STATISTICS,
         "bsn*",

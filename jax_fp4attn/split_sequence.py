@@ -23,9 +23,8 @@ from jax_fp4attn.context import (
     run_contiguous,
 )
 from jax_fp4attn.recipe import Recipe
-from jax_fp4attn.reference import BackwardOperands, Gradients, Operands
-from jax_fp4attn.reference.operands import head_major
-from jax_fp4attn.reference.tiles import KEY_TILE, QUARTER, QUERY_TILE, padded_keys
+from jax_fp4attn.reference import BackwardOperands, Gradients, Operands, RowOperands, TrainingOperands
+from jax_fp4attn.reference.tiles import KEY_TILE, QUARTER, QUERY_TILE, pad_axis, padded_keys, padded_queries
 
 
 def ring_order(config: OperatorConfig) -> ContextOrder:
@@ -52,28 +51,20 @@ def quantize(
     Raises:
       ValueError: If the shards' parts are no whole tiles.
     """
-    check_part(config, "query", query.shape[1], lax.axis_size(axis))
-    check_part(config, "key", key.shape[1], lax.axis_size(axis))
-    operands = steps.quantize(_local(config), query, key, value, visibility, sequence_axis=axis)
+    _check_parts(config, axis, query, key)
+    operands = steps.quantize(config, query, key, value, visibility, sequence_axis=axis)
     result: Operands = _to_ring(config, axis, LaidOut(operands, layouts.operands(operands))).values
     return result
 
 
-def quantize_for_backward(
-    config: OperatorConfig,
-    axis: str,
-    operands: Operands,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    visibility: Visibility,
-) -> BackwardOperands:
-    """Quantises a shard for the backward; see :func:`jax_fp4attn.reference.quantize_for_backward`.
+def quantize_for_training(
+    config: OperatorConfig, axis: str, query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility
+) -> TrainingOperands:
+    """The same for the forward and the backward; see :func:`jax_fp4attn.reference.quantize_for_training`.
 
     Args:
       config: Static arguments.
       axis: The mesh axis.
-      operands: From :func:`quantize`.
       query: [B, T, N, H], the shard's rows.
       key: [B, S, K, H], the shard's keys.
       value: [B, S, K, H].
@@ -81,12 +72,14 @@ def quantize_for_backward(
 
     Returns:
       The operands, in ring order.
+
+    Raises:
+      ValueError: If the shards' parts are no whole tiles.
     """
-    local = steps.quantize_for_backward(_local(config), operands, query, key, value, visibility)
-    new = {"query": local.query, "key": local.key, "value": local.value}
-    laid_out = layouts.operands(local)
-    moved = _to_ring(config, axis, LaidOut(new, {name: getattr(laid_out, name) for name in new}))
-    return dataclasses.replace(local, **moved.values)
+    _check_parts(config, axis, query, key)
+    operands = steps.quantize_for_training(config, query, key, value, visibility, sequence_axis=axis)
+    result: TrainingOperands = _to_ring(config, axis, LaidOut(operands, layouts.training_operands(operands))).values
+    return result
 
 
 def forward(
@@ -146,7 +139,7 @@ def backward(
     Args:
       config: Static arguments.
       axis: The mesh axis.
-      operands: From :func:`quantize_for_backward`.
+      operands: From :func:`quantize_for_training`.
       output: The forward's output, bfloat16 [B, T, N, H], in the caller's order.
       lse: The forward's lse, float32 [B, N, T].
       output_gradient: bfloat16 [B, T, N, H].
@@ -160,14 +153,21 @@ def backward(
     head_size = output.shape[3]
     given = LaidOut((output, lse, output_gradient, lse_gradient), _RESULT_LAYOUTS * 2)
     output, lse, output_gradient, lse_gradient = _to_ring(config, axis, given).values
-    cotangents = (head_major(output_gradient, None), lse_gradient)
+    cotangents = (output_gradient, lse_gradient)
     num_kv_heads = operands.value.shape[1]
     scale = reference.gradient_scale(config, lse, *cotangents, num_kv_heads, sequence_axis=axis)
-    row_operands = steps.row_operands(_local(config), operands, head_major(output, None), lse, *cotangents, scale)
-    laid_out = layouts.operands(operands)
+    row_operands = steps.row_operands(config, output, lse, *cotangents, scale)
+    laid_out = layouts.backward_operands(operands)
     rows = LaidOut(
-        (row_operands, operands.score_query, segments.values.query),
-        (layouts.row_operands(row_operands), laid_out.score_query, segments.layouts.query),
+        (row_operands, lse, scale, operands.score_query, operands.query, segments.values.query),
+        (
+            layouts.row_operands(),
+            layouts.ROW_STATISTICS,
+            layouts.GRADIENT_SCALE,
+            laid_out.score_query,
+            laid_out.query,
+            segments.layouts.query,
+        ),
     )
     keys = LaidOut(
         (operands.score_key, operands.key, operands.value, segments.values.key_value),
@@ -176,12 +176,15 @@ def backward(
 
     def compute(rows: LaidOut, keys: LaidOut, relation: Relation) -> tuple[LaidOut, LaidOut]:
         num_keys = keys.values[2].shape[2]
-        row_part, score_query, query_segments = rows.values
+        row_part, lse, scale, score_query, query, query_segments = rows.values
+        row_part, query = _pad_rows(row_part, query, lse.shape[2])
         score_key, key, value, key_segments = _pad_keys(keys, num_keys).values
         gradients = steps.partial_gradients(
             _related(config, relation),
-            BackwardOperands(score_query, score_key, None, key, value),
+            BackwardOperands(score_query, score_key, query, key, value),
             row_part,
+            lse,
+            scale,
             _visibility(query_segments, key_segments, relation),
             num_keys=num_keys,
         )
@@ -192,7 +195,7 @@ def backward(
     lengths = operands.score_query.shape[2], operands.score_key.shape[2]
     for_rows, for_keys = _run(config, axis, visit, rows, keys, lengths)
     d_key, d_value = for_keys.values
-    gradients = reference.finish_gradients(config, row_operands, Gradients(for_rows.values, d_key, d_value, None))
+    gradients = reference.finish_gradients(config, scale, Gradients(for_rows.values, d_key, d_value, None))
     finished = tuple(
         steps.input_layout(x, head_size).astype(jnp.bfloat16) for x in (gradients.query, gradients.key, gradients.value)
     )
@@ -268,6 +271,22 @@ def _pad_keys(keys: LaidOut, num_keys: int) -> LaidOut:
         return jnp.pad(x, widths)
 
     return keys.along_sequence(pad)
+
+
+def _pad_rows(rows: RowOperands, query: jax.Array | None, num_queries: int) -> tuple[RowOperands, jax.Array | None]:
+    """The same for the rows of the backward."""
+    slots = padded_queries(num_queries)
+    padded = dataclasses.replace(
+        rows,
+        output_gradient=pad_axis(rows.output_gradient, 2, slots),
+        output_gradient_columns=pad_axis(rows.output_gradient_columns, 3, slots),
+    )
+    return padded, None if query is None else pad_axis(query, 3, slots)
+
+
+def _check_parts(config: OperatorConfig, axis: str, query: jax.Array, key: jax.Array) -> None:
+    check_part(config, "query", query.shape[1], lax.axis_size(axis))
+    check_part(config, "key", key.shape[1], lax.axis_size(axis))
 
 
 def check_part(config: OperatorConfig, name: str, length: int, shards: int) -> None:

@@ -1,7 +1,10 @@
 """The steps of the operator on one device or shard, by the implementation that the call selected.
 
 A step is a function of arrays; the reference defines it, and a custom call may stand in for it. Query, key, value,
-output and their gradients have the caller's layout, [B, T, N, H]; everything between is head-major and padded.
+output and their gradients have the caller's layout, [B, T, N, H]; everything between is head-major, padded, and laid
+out as kernels read it. Block scales are in pages. Only where a sequence is split over a mesh axis (``config.context``)
+they are in rows between the steps, since half of a shard's part may be no multiple of a page's 128 rows; they become
+pages again on the way into each custom call.
 """
 
 import functools
@@ -14,8 +17,9 @@ from jax import lax
 
 from jax_fp4attn import native, reference
 from jax_fp4attn.config import OperatorConfig, Visibility
-from jax_fp4attn.reference import BackwardOperands, Gradients, Operands, RowOperands
-from jax_fp4attn.reference.operands import head_major
+from jax_fp4attn.formats import BlockScaled, round_to_bfloat16
+from jax_fp4attn.reference import BackwardOperands, Gradients, Operands, RowOperands, TrainingOperands
+from jax_fp4attn.reference.tiles import key_order
 
 
 def quantize(
@@ -29,25 +33,24 @@ def quantize(
 ) -> Operands:
     """See :func:`jax_fp4attn.reference.quantize_operands`."""
     function = functools.partial(reference.quantize_operands, config, sequence_axis=sequence_axis)
-    if sequence_axis is not None and config.recipe.qk_tensor_scale == "amax":
-        return function(query, key, value, visibility)  # The amax is a sum over shards, which no custom call makes.
-    operands: Operands = _run("quantize", config, {}, function, query, key, value, visibility)
+    operands: Operands = _quantize("quantize", config, function, sequence_axis, query, key, value, visibility)
     return operands
 
 
-def quantize_for_backward(
+def quantize_for_training(
     config: OperatorConfig,
-    operands: Operands,
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
     visibility: Visibility,
-) -> BackwardOperands:
-    """See :func:`jax_fp4attn.reference.quantize_for_backward`."""
-    function = functools.partial(reference.quantize_for_backward, config)
-    arguments = (operands, query, key, value, visibility)
-    result: BackwardOperands = _run("quantize_for_backward", config, {}, function, *arguments)
-    return result
+    *,
+    sequence_axis: str | None = None,
+) -> TrainingOperands:
+    """See :func:`jax_fp4attn.reference.quantize_for_training`."""
+    function = functools.partial(reference.quantize_for_training, config, sequence_axis=sequence_axis)
+    arguments = (query, key, value, visibility)
+    operands: TrainingOperands = _quantize("quantize_for_training", config, function, sequence_axis, *arguments)
+    return operands
 
 
 def forward(
@@ -66,7 +69,9 @@ def forward(
         return input_layout(output, head_size).astype(jnp.bfloat16), lse
 
     lengths = {"num_keys": num_keys, "head_size": head_size}
-    result: tuple[jax.Array, jax.Array] = _run("forward", config, lengths, function, operands, bias, visibility)
+    result: tuple[jax.Array, jax.Array] = _run(
+        "forward", config, head_size, lengths, function, operands, bias, visibility
+    )
     return result
 
 
@@ -78,46 +83,52 @@ def partial_forward(
     def function(operands: Operands, visibility: Visibility) -> tuple[jax.Array, jax.Array]:
         return reference.partial_forward(config, operands, None, visibility, num_keys=num_keys)
 
+    lengths = {"num_keys": num_keys}
+    head_size = operands.query.shape[3]
     arguments = (operands, visibility)
-    result: tuple[jax.Array, jax.Array] = _run("partial_forward", config, {"num_keys": num_keys}, function, *arguments)
+    result: tuple[jax.Array, jax.Array] = _run("partial_forward", config, head_size, lengths, function, *arguments)
+    return result
+
+
+def row_operands(
+    config: OperatorConfig,
+    output: jax.Array,
+    lse: jax.Array,
+    output_gradient: jax.Array,
+    lse_gradient: jax.Array,
+    gradient_scale: jax.Array,
+) -> RowOperands:
+    """See :func:`jax_fp4attn.reference.row_operands`."""
+    function = functools.partial(reference.row_operands, config)
+    arguments = (output, lse, output_gradient, lse_gradient, gradient_scale)
+    result: RowOperands = _run("row_operands", config, output.shape[3], {}, function, *arguments)
     return result
 
 
 def backward(
     config: OperatorConfig,
     operands: BackwardOperands,
-    output: jax.Array,
+    rows: RowOperands,
     lse: jax.Array,
-    output_gradient: jax.Array,
-    lse_gradient: jax.Array,
+    gradient_scale: jax.Array,
     bias: jax.Array | None,
     visibility: Visibility,
     *,
     num_keys: int,
+    head_size: int,
 ) -> Gradients:
     """Gradients in the inputs' layout, bfloat16 but for the bias; see :func:`jax_fp4attn.reference.backward`."""
-    head_size = output.shape[3]
 
     def function(
         operands: BackwardOperands,
-        output: jax.Array,
+        rows: RowOperands,
         lse: jax.Array,
-        output_gradient: jax.Array,
-        lse_gradient: jax.Array,
+        gradient_scale: jax.Array,
         bias: jax.Array | None,
         visibility: Visibility,
     ) -> Gradients:
-        gradients = reference.backward(
-            config,
-            operands,
-            head_major(output, None),
-            lse,
-            head_major(output_gradient, None),
-            lse_gradient,
-            bias,
-            visibility,
-            num_keys=num_keys,
-        )
+        arguments = (operands, rows, lse, gradient_scale, bias, visibility)
+        gradients = reference.backward(config, *arguments, num_keys=num_keys)
         return Gradients(
             query=input_layout(gradients.query, head_size).astype(jnp.bfloat16),
             key=input_layout(gradients.key[:, :, :num_keys], head_size).astype(jnp.bfloat16),
@@ -125,24 +136,9 @@ def backward(
             bias=gradients.bias,
         )
 
-    arguments = (operands, output, lse, output_gradient, lse_gradient, bias, visibility)
-    result: Gradients = _run("backward", config, {"num_keys": num_keys}, function, *arguments)
-    return result
-
-
-def row_operands(
-    config: OperatorConfig,
-    operands: BackwardOperands,
-    output: jax.Array,
-    lse: jax.Array,
-    output_gradient: jax.Array,
-    lse_gradient: jax.Array,
-    gradient_scale: jax.Array,
-) -> RowOperands:
-    """See :func:`jax_fp4attn.reference.row_operands`; output and its gradient are head-major."""
-    function = functools.partial(reference.row_operands, config)
-    arguments = (operands, output, lse, output_gradient, lse_gradient, gradient_scale)
-    result: RowOperands = _run("row_operands", config, {}, function, *arguments)
+    lengths = {"num_keys": num_keys, "head_size": head_size}
+    arguments = (operands, rows, lse, gradient_scale, bias, visibility)
+    result: Gradients = _run("backward", config, head_size, lengths, function, *arguments)
     return result
 
 
@@ -150,17 +146,28 @@ def partial_gradients(
     config: OperatorConfig,
     operands: BackwardOperands,
     rows: RowOperands,
+    lse: jax.Array,
+    gradient_scale: jax.Array,
     visibility: Visibility,
     *,
     num_keys: int,
 ) -> Gradients:
     """See :func:`jax_fp4attn.reference.partial_gradients`."""
 
-    def function(operands: BackwardOperands, rows: RowOperands, visibility: Visibility) -> Gradients:
-        return reference.partial_gradients(config, operands, rows, None, visibility, num_keys=num_keys)
+    def function(
+        operands: BackwardOperands,
+        rows: RowOperands,
+        lse: jax.Array,
+        gradient_scale: jax.Array,
+        visibility: Visibility,
+    ) -> Gradients:
+        arguments = (operands, rows, lse, gradient_scale, None, visibility)
+        return reference.partial_gradients(config, *arguments, num_keys=num_keys)
 
-    arguments = (operands, rows, visibility)
-    result: Gradients = _run("partial_gradients", config, {"num_keys": num_keys}, function, *arguments)
+    arguments = (operands, rows, lse, gradient_scale, visibility)
+    lengths = {"num_keys": num_keys}
+    head_size = operands.score_query.shape[3]
+    result: Gradients = _run("partial_gradients", config, head_size, lengths, function, *arguments)
     return result
 
 
@@ -169,12 +176,56 @@ def input_layout(x: jax.Array, head_size: int) -> jax.Array:
     return jnp.swapaxes(x[..., :head_size], 1, 2)
 
 
-def _run(
-    step: str, config: OperatorConfig, lengths: dict[str, int], function: Callable[..., Any], *arguments: Any
+def _quantize(
+    step: str,
+    config: OperatorConfig,
+    function: Callable[..., Any],
+    sequence_axis: str | None,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    visibility: Visibility,
 ) -> Any:
+    query, key, value = (round_to_bfloat16(x).astype(jnp.bfloat16) for x in (query, key, value))
+    arguments = (query, key, value, visibility)
+    if sequence_axis is not None and config.recipe.qk_tensor_scale == "amax":
+        operands = function(*arguments)  # The amax is a maximum over shards, which no custom call takes.
+    else:
+        order = key_order(config.recipe, key.shape[1])
+        operands = _run(step, config, query.shape[3], {}, function, *arguments, kernel_arguments=(order,))
+    return operands if config.context is None else _each_block_scaled(BlockScaled.in_rows, operands)
+
+
+def _each_block_scaled(function: Callable[[BlockScaled], BlockScaled], tree: Any) -> Any:
+    def is_block_scaled(x: Any) -> bool:
+        return isinstance(x, BlockScaled)
+
+    return jax.tree.map(lambda x: function(x) if is_block_scaled(x) else x, tree, is_leaf=is_block_scaled)
+
+
+def _run(
+    step: str,
+    config: OperatorConfig,
+    head_size: int,
+    lengths: dict[str, int],
+    function: Callable[..., Any],
+    *arguments: Any,
+    kernel_arguments: tuple[Any, ...] = (),
+) -> Any:
+    """Runs a step by the implementation of the call; ``kernel_arguments`` are further ones of the custom call."""
     if config.implementation == "reference":
         return function(*arguments)
-    custom_call = functools.partial(native.call, step, config, lengths, jax.eval_shape(function, *arguments))
+    missing = native.missing_kernel(step, config.recipe, head_size)
+    if missing is not None and config.implementation == "cuda":
+        raise NotImplementedError(f"implementation: cuda: {missing}; use None or 'reference'")
+    if missing is not None:
+        return function(*arguments)
+    results = jax.eval_shape(function, *arguments)
+
+    def custom_call(*arguments: Any) -> Any:
+        arguments = _each_block_scaled(BlockScaled.in_pages, arguments)
+        return native.call(step, config, lengths, results, *arguments, *kernel_arguments)
+
     if config.implementation == "cuda":
         return lax.platform_dependent(*arguments, cuda=custom_call)
     return lax.platform_dependent(*arguments, cuda=custom_call, default=function)

@@ -14,7 +14,7 @@ import hypothesis
 import jax
 import pytest
 
-from tests import transforms_table
+from tests import kernels, transforms_table
 
 NUM_CPU_DEVICES = 8
 
@@ -115,3 +115,10 @@ def cpu_devices() -> list[jax.Device]:
     if len(devices) < NUM_CPU_DEVICES:
         pytest.skip(f"needs {NUM_CPU_DEVICES} CPU devices, but XLA_FLAGS asks for {len(devices)}")
     return devices[:NUM_CPU_DEVICES]
+
+
+@pytest.fixture(scope="module")
+def every_step_has_a_kernel() -> Iterator[None]:
+    """See :func:`tests.kernels.for_every_step`."""
+    with kernels.for_every_step():
+        yield

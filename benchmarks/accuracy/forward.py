@@ -85,12 +85,11 @@ def represented(recipe: Recipe, operands: Operands, num_keys: int) -> Sample:
         return x.dequantize() if isinstance(x, BlockScaled) else x.astype(jnp.float32)
 
     value = operands.value
-    if isinstance(value, BlockScaled):
-        values = jnp.swapaxes(value.dequantize(), 2, 3)
-    elif recipe.v_format == "e4m3":
+    if recipe.v_format == "e4m3" and not isinstance(value, BlockScaled):
         values = decode(value, E4M3) / recipe.v_multiplier
     else:
-        values = value.astype(jnp.float32)
+        values = dequantize(value)
+    values = jnp.swapaxes(values, 2, 3)
     order = key_order(recipe, num_keys)
     if order is not None:
         values = values[:, :, np.argsort(order)]

@@ -33,7 +33,7 @@ void RowOperands(CUstream stream, ffi::RemainingArgs operands, ffi::RemainingRet
 
   void* rows = arguments.Result("output_gradient", U8, {b, n, PaddedRows(t), h});
   void* columns = arguments.Result("output_gradient_columns", U8, {b, n, h, PaddedRows(t)});
-  void* row_statistic = arguments.Result("row_statistic", F32, {b, n, PaddedRows(t)});
+  void* row_statistic = arguments.Result("row_statistic", F32, {b, n, t});
   arguments.Finish();
 
   const int32_t num_rows = t, num_heads = n, heads_a_group = kv_heads == 0 ? 1 : n / kv_heads;

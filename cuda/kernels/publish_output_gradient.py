@@ -59,7 +59,7 @@ def publish_output_gradient(
       gradient_scale: float32 [B, num_heads / heads_a_group].
       published_rows: uint8 [B, num_heads, 128 tiles, head_size].
       columns: uint8 [B, num_heads, head_size, 128 tiles].
-      row_statistic: float32 [B, num_heads, 128 tiles].
+      row_statistic: float32 [B, num_heads, num_rows].
       num_rows: Rows.
       num_heads: Query heads.
       heads_a_group: Query heads of a key/value head.
@@ -99,8 +99,8 @@ def publish_output_gradient(
         publication.store_row(published_rows + (padded_row * (head_size // 4) + block * (BLOCK // 4)), published)
         dot = _dot(out, published, blocks)
         d_lse = when(contributes, as_float(d_lse_bits), Float32(0.0))
-        if block == 0:
-            (row_statistic + padded_row).store((multiplier * multiplier * scale) * d_lse - multiplier * dot)
+        if (block == 0) & in_rows:
+            (row_statistic + of_row).store((multiplier * multiplier * scale) * d_lse - multiplier * dot)
     publication.put_columns(turned, four_rows, block, encoded)
     primitives.barrier_cta_sync(0)
     first = (head_index * head_size * row_tiles + row_tile) * (tile.ROWS // 4)

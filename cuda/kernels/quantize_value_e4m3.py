@@ -1,4 +1,4 @@
-"""Value to E4M3 with the keys along the row, as the PV product reads it, and with the channels, as the backward does."""
+"""Value to E4M3, with the keys along the row for the PV product and with the channels for the backward."""
 
 import cutlass
 import cutlass.cute as cute

@@ -24,8 +24,9 @@ class MiniFloat:
       mantissa_bits: Width of the mantissa field.
       bias: Exponent bias.
       max_value: Largest finite value; conversions saturate there.
-      nan_code: Code written for a NaN. E2M1 has none and takes its largest value, as the
-        hardware does.
+      nan_code: Code written for a NaN: what the conversions of the hardware write, so that bytes
+        with a NaN are equal too. Of E5M2's three NaNs it is the last. E2M1 has none and takes its
+        largest value.
       first_special: Smallest magnitude code that is not a finite number.
     """
 
@@ -50,7 +51,7 @@ class MiniFloat:
 
 E2M1 = MiniFloat("e2m1", 2, 1, 1, 6.0, nan_code=0x7, first_special=0x8)
 E4M3 = MiniFloat("e4m3", 4, 3, 7, 448.0, nan_code=0x7F, first_special=0x7F)
-E5M2 = MiniFloat("e5m2", 5, 2, 15, 57344.0, nan_code=0x7E, first_special=0x7C)
+E5M2 = MiniFloat("e5m2", 5, 2, 15, 57344.0, nan_code=0x7F, first_special=0x7C)
 
 
 def _bits(x: jax.Array) -> jax.Array:

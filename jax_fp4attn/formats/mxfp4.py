@@ -53,7 +53,7 @@ def quantize_mxfp4(
     Returns:
       A :class:`BlockScaled` with one scale for each row and block of 32 (equal within
       ``rows_per_scale`` rows). A block of zeros or subnormal numbers has byte 0 and codes 0; a
-      block with a NaN has byte 255, which decodes to NaN; infinities saturate.
+      block with a NaN has byte 255, which decodes to NaN, and codes 7; infinities saturate.
 
     Raises:
       ValueError: If a dimension is not a multiple of its block, or an option is unknown.
@@ -82,9 +82,10 @@ def quantize_mxfp4(
         exponent = _scale_exponent(block_exponent(amax, rule), convention)
     is_zero = amax < _SMALLEST_NORMAL
     codes = encode(_to_code_units(tiles, exponent, convention), E2M1, ties=ties)
-    codes = jnp.where(is_zero, 0, codes)
+    is_nan = jnp.isnan(amax)
+    codes = jnp.where(is_nan, E2M1.nan_code, jnp.where(is_zero, 0, codes))
     byte = jnp.where(is_zero, 0, encode_e8m0(exponent))
-    byte = jnp.where(jnp.isnan(amax), _NAN_BYTE, byte).astype(jnp.uint8)
+    byte = jnp.where(is_nan, _NAN_BYTE, byte).astype(jnp.uint8)
     scales = jnp.broadcast_to(byte, (*tiles.shape[:-1], 1))
     return BlockScaled(
         pack_codes(codes.reshape(x.shape)),

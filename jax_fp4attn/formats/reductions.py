@@ -53,3 +53,24 @@ def sum_of_squares(x: jax.Array) -> jax.Array:
         half = total.shape[-1] // 2
         total = total[..., :half] + total[..., half:]
     return total[..., 0]
+
+
+def sum_of_neighbours(x: jax.Array) -> jax.Array:
+    """Sum over the last axis, whose size is a power of two: each element meets its neighbour, then each pair the next.
+
+    The first additions of a row fall to one thread of a kernel, which holds neighbours; only its last ones cross
+    threads. Where the elements are products, they have to be exact, as a compiler may contract them into the additions.
+
+    Args:
+      x: float32 array [..., 2**k].
+
+    Returns:
+      float32 array [...].
+
+    Example:
+      >>> sum_of_neighbours(jnp.array([2.0**24, 0.0, 1.0, 1.0])).item() - 2**24
+      2.0
+    """
+    while x.shape[-1] > 1:
+        x = x[..., 0::2] + x[..., 1::2]
+    return x[..., 0]

@@ -2,5 +2,16 @@
 
 from jax_fp4attn.native.availability import cross_compile, why_unavailable
 from jax_fp4attn.native.calls import call, target_name, target_names
+from jax_fp4attn.native.coverage import missing_kernel
+from jax_fp4attn.native.information import Info, info
 
-__all__ = ["call", "cross_compile", "target_name", "target_names", "why_unavailable"]
+__all__ = [
+    "Info",
+    "call",
+    "cross_compile",
+    "info",
+    "missing_kernel",
+    "target_name",
+    "target_names",
+    "why_unavailable",
+]

@@ -5,6 +5,10 @@ from collections.abc import Iterator
 
 import jax
 
+from jax_fp4attn.native import library
+
+ComputeCapability = tuple[int, int]
+
 # Hopper, Blackwell, Blackwell Ultra.
 COMPUTE_CAPABILITIES = ((9, 0), (10, 0), (10, 3))
 
@@ -13,7 +17,7 @@ _cross_compiling = jax.make_user_context(None)
 
 
 @contextlib.contextmanager
-def cross_compile(compute_capability: tuple[int, int]) -> Iterator[None]:
+def cross_compile(compute_capability: ComputeCapability) -> Iterator[None]:
     """Lets programs be traced and lowered for a GPU that this machine need not have, nor the native library.
 
     Args:
@@ -27,11 +31,11 @@ def cross_compile(compute_capability: tuple[int, int]) -> Iterator[None]:
 
     Example:
       >>> import jax, jax.numpy as jnp, jax_fp4attn
-      >>> f = jax.jit(lambda x: jax_fp4attn.attention(x, x, x, is_causal=True, implementation="cuda"))
+      >>> f = jax.jit(lambda x: jax_fp4attn.attention(x, x, x, is_causal=True))
       >>> x = jax.ShapeDtypeStruct((1, 256, 2, 64), jnp.bfloat16)
       >>> with jax_fp4attn.cross_compile((10, 0)):
       ...     program = f.trace(x).lower(lowering_platforms=("cuda",)).as_text()
-      >>> "jax_fp4attn_forward_v1" in program
+      >>> "jax_fp4attn_quantize_v1" in program
       True
     """
     if compute_capability not in COMPUTE_CAPABILITIES:
@@ -40,11 +44,43 @@ def cross_compile(compute_capability: tuple[int, int]) -> Iterator[None]:
         yield
 
 
+def is_cross_compiling() -> bool:
+    """Whether programs are being traced for another machine."""
+    return _cross_compiling.value is not None
+
+
+def local_gpus() -> dict[str, ComputeCapability]:
+    """The CUDA devices of this process, by name; empty where JAX has none."""
+    try:
+        devices = jax.local_devices(backend="cuda")
+    except RuntimeError:
+        return {}
+    return {str(device): _capability(device) for device in devices}
+
+
 def why_unavailable() -> str | None:
     """The reason why no native call can be traced here, or None."""
-    if _cross_compiling.value is not None:
+    if is_cross_compiling():
         return None
-    return (
-        "this installation has no native library; use implementation='reference' or None, or lower for another machine "
-        "under jax_fp4attn.cross_compile"
-    )
+    loaded = library.load()
+    if isinstance(loaded, str):
+        return f"{loaded}; {_ALTERNATIVES}"
+    gpus = local_gpus()
+    if not gpus:
+        return f"JAX has no CUDA device here; {_ALTERNATIVES}"
+    for name, capability in gpus.items():
+        if capability not in COMPUTE_CAPABILITIES:
+            expected = ", ".join(f"{major}.{minor}" for major, minor in COMPUTE_CAPABILITIES)
+            return (
+                f"{name} has compute capability {capability[0]}.{capability[1]}, and there are kernels for {expected}; "
+                f"{_ALTERNATIVES}"
+            )
+    return None
+
+
+_ALTERNATIVES = "use implementation='reference' or None, or lower for another machine under jax_fp4attn.cross_compile"
+
+
+def _capability(device: jax.Device) -> ComputeCapability:
+    major, minor = device.compute_capability.split(".")
+    return int(major), int(minor)

@@ -12,17 +12,18 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_fp4attn.config import OperatorConfig, Visibility
+from jax_fp4attn.native import availability, library
 from jax_fp4attn.native.attributes import recipe_attributes
 
 VERSION = 1
 
 STEPS = (
     "quantize",
-    "quantize_for_backward",
+    "quantize_for_training",
     "forward",
     "partial_forward",
-    "backward",
     "row_operands",
+    "backward",
     "partial_gradients",
 )
 
@@ -62,6 +63,8 @@ def call(step: str, config: OperatorConfig, lengths: dict[str, int], results: An
         **_presence(arguments),
         **recipe_attributes(config.recipe),
     }
+    if not availability.is_cross_compiling():
+        library.register(target_name(step))
     outputs = jax.ffi.ffi_call(target_name(step), leaves)(*jax.tree.leaves(arguments), **attributes)
     return jax.tree.unflatten(structure, outputs)
 

@@ -10,12 +10,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_fp4attn.config import OperatorConfig, Visibility
+from jax_fp4attn.config import LOG2_E, OperatorConfig, Visibility
 from jax_fp4attn.formats import E4M3, round_to, round_to_bfloat16
 from jax_fp4attn.recipe import Recipe
-from jax_fp4attn.reference.backward_operands import BackwardOperands, gradient_operand_values
+from jax_fp4attn.reference.backward_operands import BackwardOperands, published_values, row_operand_values
 from jax_fp4attn.reference.operands import score_operand_values
-from jax_fp4attn.reference.row_operands import RowOperands, gradient_scale, lift_bits, multiplier, row_operands
+from jax_fp4attn.reference.row_operands import (
+    RowOperands,
+    contributing_rows,
+    lift_bits,
+    multiplier,
+    output_gradient_values,
+)
 from jax_fp4attn.reference.scores import ScoreTile
 from jax_fp4attn.reference.tiles import group_heads, key_positions, split_keys, ungroup_heads, zeros_for_carry
 
@@ -41,10 +47,9 @@ class Gradients:
 def backward(
     config: OperatorConfig,
     operands: BackwardOperands,
-    output: jax.Array,
+    rows: RowOperands,
     lse: jax.Array,
-    output_gradient: jax.Array,
-    lse_gradient: jax.Array | None,
+    gradient_scale: jax.Array,
     bias: jax.Array | None,
     visibility: Visibility,
     *,
@@ -54,11 +59,10 @@ def backward(
 
     Args:
       config: Static arguments.
-      operands: From :func:`jax_fp4attn.reference.quantize_for_backward`.
-      output: The forward's output [B, N, T, H].
-      lse: The forward's lse [B, N, T].
-      output_gradient: float32 [B, N, T, H] (H padded).
-      lse_gradient: float32 [B, N, T], or None for zero.
+      operands: From :meth:`jax_fp4attn.reference.TrainingOperands.for_backward`.
+      rows: From :func:`jax_fp4attn.reference.row_operands`.
+      lse: The forward's lse, float32 [B, N, T].
+      gradient_scale: From :func:`jax_fp4attn.reference.gradient_scale`, [B, K].
       bias: float32, broadcastable to [B, N, T, S], or None.
       visibility: Run-time restrictions.
       num_keys: S, without padding.
@@ -66,18 +70,16 @@ def backward(
     Returns:
       True gradients (no factor left in). Rows that see nothing, and keys that nobody sees, have gradient 0.
     """
-    if lse_gradient is None:
-        lse_gradient = jnp.zeros_like(lse)
-    scale = gradient_scale(config, lse, output_gradient, lse_gradient, operands.value.shape[1])
-    rows = row_operands(config, operands, output, lse, output_gradient, lse_gradient, scale)
-    gradients = partial_gradients(config, operands, rows, bias, visibility, num_keys=num_keys)
-    return finish_gradients(config, rows, gradients)
+    gradients = partial_gradients(config, operands, rows, lse, gradient_scale, bias, visibility, num_keys=num_keys)
+    return finish_gradients(config, gradient_scale, gradients)
 
 
 def partial_gradients(
     config: OperatorConfig,
     operands: BackwardOperands,
     rows: RowOperands,
+    lse: jax.Array,
+    gradient_scale: jax.Array,
     bias: jax.Array | None,
     visibility: Visibility,
     *,
@@ -87,8 +89,10 @@ def partial_gradients(
 
     Args:
       config: Static arguments.
-      operands: From :func:`jax_fp4attn.reference.quantize_for_backward`.
+      operands: From :meth:`jax_fp4attn.reference.TrainingOperands.for_backward`.
       rows: From :func:`jax_fp4attn.reference.row_operands`.
+      lse: The forward's lse of all keys, float32 [B, N, T].
+      gradient_scale: From :func:`jax_fp4attn.reference.gradient_scale`, [B, K].
       bias: float32, broadcastable to [B, N, T, S], or None.
       visibility: Run-time restrictions.
       num_keys: S, without padding.
@@ -101,6 +105,7 @@ def partial_gradients(
     num_kv_heads = score_key.shape[1]
     score_query = group_heads(score_operand_values(operands.score_query), num_kv_heads)
     score_tile = ScoreTile(config, score_query, bias, visibility, num_keys)
+    row_values = _row_values(recipe, operands, rows, lse, num_kv_heads)
     lift = 2.0 ** lift_bits(recipe)
 
     def step(
@@ -108,25 +113,25 @@ def partial_gradients(
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array | None]]:
         score_keys, key, value, positions = tile
         raw, visible = score_tile(score_keys, positions)
-        p, score_gradient = _tile_gradients(config, rows, raw, visible, value)
-        d_value = _einsum("bkgts,bkgth->bksh", p, rows.output_gradient)
+        p, score_gradient = _tile_gradients(config, row_values, raw, visible, value)
+        d_value = _einsum("bkgts,bkgth->bksh", p, row_values.output_gradient)
         rounded = _round_score_gradient(recipe, score_gradient * config.scale)
-        d_key = _einsum("bkgts,bkgth->bksh", rounded, rows.query)
+        d_key = _einsum("bkgts,bkgth->bksh", rounded, row_values.query)
         query_gradient = query_gradient + _einsum("bkgts,bksh->bkgth", rounded, key)
         if recipe.dq_accumulation == "bfloat16_per_tile":
             query_gradient = round_to_bfloat16(query_gradient)
         d_bias = None
         if bias is not None:
-            d_bias = _sum_to(ungroup_heads(score_gradient / (lift * rows.gradient_scale)), bias)
+            d_bias = _sum_to(ungroup_heads(score_gradient / (lift * gradient_scale[:, :, None, None, None])), bias)
         return query_gradient, (d_key, d_value, d_bias)
 
     tiles = (
         split_keys(score_key, axis=2),
-        split_keys(gradient_operand_values(recipe, operands.key, operands.score_key), axis=2),
-        split_keys(gradient_operand_values(recipe, operands.value, operands.score_key), axis=2),
+        split_keys(row_operand_values(recipe, operands.key, operands.score_key), axis=2),
+        split_keys(published_values(recipe, operands.value), axis=2),
         key_positions(num_keys),
     )
-    start = zeros_for_carry(rows.query.shape, operands, rows, bias, visibility)
+    start = zeros_for_carry(row_values.query.shape, operands, rows, lse, gradient_scale, bias, visibility)
     query_gradient, (d_key, d_value, d_bias) = lax.scan(step, start, tiles)
     return Gradients(
         query=ungroup_heads(query_gradient),
@@ -136,19 +141,19 @@ def partial_gradients(
     )
 
 
-def finish_gradients(config: OperatorConfig, rows: RowOperands, gradients: Gradients) -> Gradients:
+def finish_gradients(config: OperatorConfig, gradient_scale: jax.Array, gradients: Gradients) -> Gradients:
     """Takes the factors out of summed gradients and rounds them.
 
     Args:
       config: Static arguments.
-      rows: From :func:`jax_fp4attn.reference.row_operands`.
+      gradient_scale: From :func:`jax_fp4attn.reference.gradient_scale`, [B, K].
       gradients: The sum of what :func:`partial_gradients` returned.
 
     Returns:
       True gradients.
     """
     recipe = config.recipe
-    unit = 1.0 / (2.0 ** lift_bits(recipe) * multiplier(recipe) * rows.gradient_scale)
+    unit = 1.0 / (2.0 ** lift_bits(recipe) * multiplier(recipe) * gradient_scale[:, :, None, None, None])
     d_query = group_heads(gradients.query, unit.shape[1])
     return Gradients(
         query=ungroup_heads(round_to_bfloat16(d_query * unit)),
@@ -158,9 +163,36 @@ def finish_gradients(config: OperatorConfig, rows: RowOperands, gradients: Gradi
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class _RowValues:
+    """Float32 values of query rows, grouped by key/value head: [B, K, G, T, H] and [B, K, G, T]."""
+
+    query: jax.Array  # carries m
+    output_gradient: jax.Array  # carries m g
+    row_statistic: jax.Array  # carries m^2 g
+    lse_statistic: jax.Array  # l - corrected lse log2(e)
+    contributes: jax.Array  # bool
+
+
+def _row_values(
+    recipe: Recipe, operands: BackwardOperands, rows: RowOperands, lse: jax.Array, num_kv_heads: int
+) -> _RowValues:
+    contributes = contributing_rows(lse)
+    query = row_operand_values(recipe, operands.query, operands.score_query)
+    corrected = jnp.where(contributes, lse, 0.0) + recipe.backward_lse_correction
+    values = (
+        jnp.where(contributes[..., None], query, 0.0),
+        output_gradient_values(recipe, rows.output_gradient[:, :, : lse.shape[2]]),
+        rows.row_statistic,
+        lift_bits(recipe) - corrected * LOG2_E,
+        contributes,
+    )
+    return _RowValues(*(group_heads(x, num_kv_heads) for x in values))
+
+
 def _tile_gradients(
     config: OperatorConfig,
-    rows: RowOperands,
+    rows: _RowValues,
     raw: jax.Array,
     visible: jax.Array,
     value: jax.Array,

@@ -1,30 +1,32 @@
-"""What the forward pass saves for the backward, besides output and lse."""
+"""What the backward reads of query, key and value, besides output and lse.
+
+Of its five products, dK = dS^T Q and dQ = dS K contract over rows and read the E4M3 query and key, which therefore lie
+along their rows; dP = dO V^T contracts over channels, along which the E4M3 value lies. The scores are rebuilt from the
+forward's own operands.
+"""
 
 import dataclasses
 
 import jax
 import jax.numpy as jnp
 
-from jax_fp4attn.config import OperatorConfig, Visibility
 from jax_fp4attn.formats import E4M3, BlockScaled, decode, encode
 from jax_fp4attn.recipe import Recipe
-from jax_fp4attn.reference.masking import valid_keys, valid_queries
-from jax_fp4attn.reference.operands import Operands, head_major, score_operand_values
-from jax_fp4attn.reference.tiles import pad_axis, padded_keys
+from jax_fp4attn.reference.operands import score_operand_values
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class BackwardOperands:
-    """Operands of the backward. H and S are padded with zeros to whole tiles.
+    """Operands of the backward. H, S and T are padded with zeros to whole tiles, H', S' and T'.
 
     Attributes:
-      score_query: [B, N, T, H], the forward's query operand, from which scores are rebuilt.
-      score_key: [B, K, S, H], the forward's key operand.
-      query: [B, N, T, H] E4M3 bytes of ``backward_multiplier`` times the query, or bfloat16; None if it is rebuilt
-        from ``score_query``.
-      key: [B, K, S, H], likewise.
-      value: [B, K, S, H] E4M3 bytes, or bfloat16.
+      score_query: [B, N, T, H'], the forward's query operand, from which scores are rebuilt.
+      score_key: [B, K, S', H'], the forward's key operand.
+      query: [B, N, H', T'], E4M3 bytes (uint8) of ``backward_multiplier`` times the query, or bfloat16; None if it is
+        rebuilt from ``score_query``.
+      key: [B, K, H', S'], likewise.
+      value: [B, K, S', H'], E4M3 bytes (uint8) of ``backward_multiplier`` times the value, or bfloat16.
     """
 
     score_query: BlockScaled | jax.Array
@@ -34,56 +36,33 @@ class BackwardOperands:
     value: jax.Array
 
 
-def quantize_for_backward(
-    config: OperatorConfig,
-    operands: Operands,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    visibility: Visibility,
-) -> BackwardOperands:
-    """Builds the operands that the forward saves.
-
-    Args:
-      config: Static arguments.
-      operands: The forward's operands; their codes are shared, not copied.
-      query: [B, T, N, H].
-      key: [B, S, K, H].
-      value: [B, S, K, H].
-      visibility: Run-time restrictions.
-
-    Returns:
-      The operands of :func:`jax_fp4attn.reference.backward`.
-    """
-    recipe = config.recipe
-    query_rows = valid_queries(visibility, query.shape[1])
-    key_rows = valid_keys(visibility, key.shape[1])
-    slots = padded_keys(key.shape[1])
-
-    def publish(x: jax.Array) -> jax.Array:
-        if recipe.backward == "bf16":
-            return x.astype(jnp.bfloat16)
-        return encode(x * recipe.backward_multiplier, E4M3)
-
-    rebuilt = recipe.backward_qk == "represented"
-    return BackwardOperands(
-        score_query=operands.query,
-        score_key=operands.key,
-        query=None if rebuilt else publish(head_major(query, query_rows)),
-        key=None if rebuilt else publish(pad_axis(head_major(key, key_rows), 2, slots)),
-        value=publish(pad_axis(head_major(value, key_rows), 2, slots)),
-    )
+def publish(recipe: Recipe, x: jax.Array) -> jax.Array:
+    """Float32 values in the format of a gradient product's operand."""
+    if recipe.backward == "bf16":
+        return x.astype(jnp.bfloat16)
+    return encode(x * recipe.backward_multiplier, E4M3)
 
 
-def gradient_operand_values(
+def published_values(recipe: Recipe, x: jax.Array) -> jax.Array:
+    """Float32 values of a gradient product's operand, carrying ``backward_multiplier`` when it is E4M3."""
+    return x.astype(jnp.float32) if recipe.backward == "bf16" else decode(x, E4M3)
+
+
+def row_operand_values(
     recipe: Recipe, published: jax.Array | None, score_operand: BlockScaled | jax.Array
 ) -> jax.Array:
-    """Float32 values of a gradient product's operand, carrying ``backward_multiplier`` when it is E4M3."""
+    """The same of the query or the key, with their rows before their channels.
+
+    Args:
+      recipe: The recipe.
+      published: ``BackwardOperands.query`` or ``key``, or None.
+      score_operand: ``BackwardOperands.score_query`` or ``score_key``.
+
+    Returns:
+      float32 [B, N, T, H'] or [B, K, S', H'].
+    """
     if published is None:
         values = score_operand_values(score_operand)
-        if recipe.backward == "bf16":
-            return values
-        published = encode(values * recipe.backward_multiplier, E4M3)
-    if recipe.backward == "bf16":
-        return published.astype(jnp.float32)
-    return decode(published, E4M3)
+        return values if recipe.backward == "bf16" else published_values(recipe, publish(recipe, values))
+    rows = jnp.swapaxes(published_values(recipe, published), 2, 3)
+    return rows[:, :, : score_operand.shape[2]]

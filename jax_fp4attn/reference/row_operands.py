@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_fp4attn.config import LOG2_E, OperatorConfig
-from jax_fp4attn.formats import E5M2, block_exponent, exp2_int, round_to, round_to_bfloat16
+from jax_fp4attn.config import OperatorConfig
+from jax_fp4attn.formats import E5M2, block_exponent, decode, encode, exp2_int
+from jax_fp4attn.formats.reductions import sum_of_neighbours
 from jax_fp4attn.recipe import Recipe
-from jax_fp4attn.reference.backward_operands import BackwardOperands, gradient_operand_values
-from jax_fp4attn.reference.tiles import group_heads
+from jax_fp4attn.reference.operands import head_major
+from jax_fp4attn.reference.tiles import group_heads, pad_axis, padded_queries, ungroup_heads
 
 _MAX_SCALE_BITS = 100  # keeps the product of all factors inside float32
 
@@ -21,23 +22,19 @@ _MAX_SCALE_BITS = 100  # keeps the product of all factors inside float32
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RowOperands:
-    """Everything that belongs to query rows, float32, grouped by key/value head.
+    """What belongs to query rows and is not saved by the forward. H and T are padded with zeros to whole tiles.
+
+    A row without a finite denominator contributes nothing: its entries are zero.
 
     Attributes:
-      query: [B, K, G, T, H], carries m.
-      output_gradient: [B, K, G, T, H], carries m g.
-      row_statistic: [B, K, G, T], dlse - sum(O dO), carries m^2 g.
-      lse_statistic: [B, K, G, T], l - corrected lse log2(e).
-      contributes: bool [B, K, G, T], whether the row has a finite denominator.
-      gradient_scale: g, [B, K, 1, 1, 1].
+      output_gradient: [B, N, T', H'], E5M2 bytes (uint8) of m g dO, or bfloat16; dP contracts over its channels.
+      output_gradient_columns: [B, N, H', T'], the same transposed; dV contracts over its rows.
+      row_statistic: float32 [B, N, T], dlse - sum(O dO), carries m^2 g.
     """
 
-    query: jax.Array
     output_gradient: jax.Array
+    output_gradient_columns: jax.Array
     row_statistic: jax.Array
-    lse_statistic: jax.Array
-    contributes: jax.Array
-    gradient_scale: jax.Array
 
 
 def multiplier(recipe: Recipe) -> float:
@@ -48,6 +45,11 @@ def multiplier(recipe: Recipe) -> float:
 def lift_bits(recipe: Recipe) -> int:
     """Lift l of the rebuilt probabilities."""
     return recipe.backward_p_lift_bits if recipe.backward == "fp8" else 0
+
+
+def contributing_rows(lse: jax.Array) -> jax.Array:
+    """Rows with a finite denominator, bool; the others have a constant output."""
+    return ~jnp.isinf(lse)
 
 
 def gradient_scale(
@@ -64,30 +66,35 @@ def gradient_scale(
     Args:
       config: Static arguments.
       lse: The forward's lse [B, N, T].
-      output_gradient: float32 [B, N, T, H].
+      output_gradient: [B, T, N, H], bfloat16 or float32 (rounded to bfloat16 first).
       lse_gradient: float32 [B, N, T].
       num_kv_heads: K.
       sequence_axis: The mesh axis over which the sequence is split; g is that of the whole sequence.
 
     Returns:
-      float32 [B, K, 1, 1, 1]; ones for a recipe that takes cotangents as they come.
+      float32 [B, K]; ones for a recipe that takes cotangents as they come.
+
+    Example:
+      >>> from jax_fp4attn import recipes
+      >>> config = OperatorConfig(recipes.train, scale=0.125, is_causal=True, window=None)
+      >>> zeros = jnp.zeros((1, 2, 8))
+      >>> gradient_scale(config, zeros, jnp.full((1, 8, 2, 64), 0.3), zeros, 1).tolist()
+      [[4.0]]
     """
     recipe = config.recipe
-    shape = (lse.shape[0], num_kv_heads, 1, 1, 1)
     if recipe.backward != "fp8" or recipe.output_gradient_scale == "unit":
-        return jnp.ones(shape, jnp.float32)
-    d_output, d_lse = _contributing(lse, output_gradient, lse_gradient)
+        return jnp.ones((lse.shape[0], num_kv_heads), jnp.float32)
+    d_output, d_lse = _contributing(lse, head_major(output_gradient, None), lse_gradient)
     row_amax = jnp.maximum(jnp.max(jnp.abs(d_output), axis=3), jnp.abs(d_lse))
     amax = jnp.max(group_heads(row_amax, num_kv_heads), axis=(2, 3))
     if sequence_axis is not None:
         amax = lax.pmax(amax, sequence_axis)
     exponent = jnp.clip(block_exponent(amax, "floor"), -_MAX_SCALE_BITS, _MAX_SCALE_BITS)
-    return jnp.where(amax == 0, 1.0, exp2_int(-exponent)).reshape(shape)
+    return jnp.where(amax == 0, 1.0, exp2_int(-exponent))
 
 
 def row_operands(
     config: OperatorConfig,
-    operands: BackwardOperands,
     output: jax.Array,
     lse: jax.Array,
     output_gradient: jax.Array,
@@ -98,44 +105,59 @@ def row_operands(
 
     Args:
       config: Static arguments.
-      operands: From :func:`jax_fp4attn.reference.quantize_for_backward`.
-      output: The forward's output [B, N, T, H].
-      lse: The forward's lse [B, N, T], of all keys.
-      output_gradient: float32 [B, N, T, H] (H padded).
+      output: The forward's output, bfloat16 [B, T, N, H].
+      lse: The forward's lse, float32 [B, N, T], of all keys.
+      output_gradient: bfloat16 [B, T, N, H].
       lse_gradient: float32 [B, N, T].
       scale: From :func:`gradient_scale`.
 
     Returns:
       The rows' operands.
+
+    Example:
+      >>> from jax_fp4attn import recipes
+      >>> config = OperatorConfig(recipes.train, scale=0.125, is_causal=True, window=None)
+      >>> x, zeros = jnp.ones((1, 8, 2, 64), jnp.bfloat16), jnp.zeros((1, 2, 8))
+      >>> rows = row_operands(config, x, zeros, x, zeros, jnp.ones((1, 1)))
+      >>> rows.output_gradient.shape, rows.output_gradient_columns.shape, rows.row_statistic.shape
+      ((1, 2, 128, 64), (1, 2, 64, 128), (1, 2, 8))
     """
     recipe = config.recipe
-    num_kv_heads = operands.value.shape[1]
     m = multiplier(recipe)
-    d_output, d_lse = (group_heads(x, num_kv_heads) for x in _contributing(lse, output_gradient, lse_gradient))
-    lse, output = group_heads(lse, num_kv_heads), group_heads(output, num_kv_heads)
-    contributes = ~jnp.isinf(lse)
-    query = group_heads(gradient_operand_values(recipe, operands.query, operands.score_query), num_kv_heads)
-    d_output = d_output * (m * scale)
-    if recipe.backward == "fp8":
-        d_output = round_to(d_output, E5M2)
+    factor = _by_query_head(scale, lse.shape[1])
+    d_output, d_lse = _contributing(lse, head_major(output_gradient, None), lse_gradient)
+    published = _publish(recipe, d_output * (m * factor[..., None]))
     # From the rounded dO, so that the statistic cancels exactly what the product dO V^T contains.
-    statistic = (m * m) * scale[..., 0] * d_lse
-    statistic = statistic - m * jnp.sum(output * d_output, axis=-1)
+    products = head_major(output, None) * output_gradient_values(recipe, published)
+    statistic = (m * m) * factor * d_lse - m * sum_of_neighbours(products)
+    published = pad_axis(published, 2, padded_queries(lse.shape[2]))
     return RowOperands(
-        query=jnp.where(contributes[..., None], query, 0.0),
-        output_gradient=d_output,
-        row_statistic=statistic,
-        lse_statistic=lift_bits(recipe) - (jnp.where(contributes, lse, 0.0) + recipe.backward_lse_correction) * LOG2_E,
-        contributes=contributes,
-        gradient_scale=scale,
+        output_gradient=published,
+        output_gradient_columns=jnp.swapaxes(published, 2, 3),
+        row_statistic=jnp.where(contributing_rows(lse), statistic, 0.0),
     )
 
 
-def _contributing(lse: jax.Array, output_gradient: jax.Array, lse_gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Cotangents, dO rounded to bfloat16. A row without a finite denominator has a constant output and none.
+def output_gradient_values(recipe: Recipe, published: jax.Array) -> jax.Array:
+    """Float32 values of a published dO, carrying m g."""
+    return decode(published, E5M2) if recipe.backward == "fp8" else published.astype(jnp.float32)
 
-    The selects keep away what such a row and its cotangent hold.
+
+def _publish(recipe: Recipe, d_output: jax.Array) -> jax.Array:
+    return encode(d_output, E5M2) if recipe.backward == "fp8" else d_output.astype(jnp.bfloat16)
+
+
+def _by_query_head(scale: jax.Array, num_heads: int) -> jax.Array:
+    """[B, K] to [B, N, 1]."""
+    shape = (*scale.shape, num_heads // scale.shape[1], 1)
+    return ungroup_heads(jnp.broadcast_to(scale[:, :, None, None], shape))
+
+
+def _contributing(lse: jax.Array, output_gradient: jax.Array, lse_gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Cotangents [B, N, T, H'] and [B, N, T] of the rows that contribute, zero elsewhere.
+
+    The selects keep away what a row without a finite denominator and its cotangent hold.
     """
-    contributes = ~jnp.isinf(lse)
-    d_output = jnp.where(contributes[..., None], round_to_bfloat16(output_gradient), 0.0)
+    contributes = contributing_rows(lse)
+    d_output = jnp.where(contributes[..., None], output_gradient, 0.0)
     return d_output, jnp.where(contributes, lse_gradient, 0.0)

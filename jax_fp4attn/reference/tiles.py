@@ -18,6 +18,11 @@ def padded_keys(num_keys: int) -> int:
     return -(-num_keys // KEY_TILE) * KEY_TILE
 
 
+def padded_queries(num_queries: int) -> int:
+    """Number of rows of arrays whose query rows are padded to whole tiles."""
+    return -(-num_queries // QUERY_TILE) * QUERY_TILE
+
+
 def key_order(recipe: Recipe, num_keys: int) -> np.ndarray | None:
     """The key in each slot when the recipe moves anchor keys to the front, else None.
 

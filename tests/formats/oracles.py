@@ -74,6 +74,14 @@ def sum_of_squares(x):
     return squares[..., 0]
 
 
+def sum_of_neighbours(x):
+    """Float32 sum over the last axis by recursion: the sum of the first half of a row and that of the second."""
+    if x.shape[-1] == 1:
+        return x[..., 0]
+    first, second = np.split(x, 2, axis=-1)
+    return sum_of_neighbours(first) + sum_of_neighbours(second)
+
+
 def nvfp4(x, *, tensor_scale=None, fold="none", ties="even"):
     """Codes [..., n] and E4M3 bytes [..., n / 16]."""
     x = np.asarray(x, np.float32)

@@ -1,11 +1,12 @@
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_fp4attn.formats import BlockScaled
+from jax_fp4attn.formats import BlockScaled, to_scale_pages
 from tests.formats import oracles
 from tests.formats.oracles import assert_same_bytes, assert_same_floats, decode_e2m1, decode_e4m3
 
@@ -81,6 +82,47 @@ class TestValues:
         assert_same_floats(q.dequantize(), [1.0] * 16 + [np.nan] * 16)
 
 
+class TestPages:
+    TENSORS: ClassVar = {
+        "nvfp4": random_tensor((2, 130, 80)),
+        "nvfp4 with tensor scale": random_tensor((3, 128, 64), tensor_scale=jnp.full((3, 1, 1), 0.25)),
+        "mxfp4 endpoint": random_tensor((2, 200, 160), endpoint_scale=True, **MXFP4),
+    }
+    all_of_these = pytest.mark.parametrize("q", TENSORS.values(), ids=TENSORS)
+
+    @all_of_these
+    def test_scales_are_pages_with_zeros_behind_rows_and_blocks(self, q):
+        pages = q.in_pages()
+        assert pages.scale_layout == "pages"
+        assert pages.scales.dtype == jnp.uint8
+        *batch, rows, blocks = q.scales.shape
+        assert pages.scales.shape == (*batch, -(-rows // 128), -(-blocks // 4), 512)
+        np.testing.assert_array_equal(pages.scales, to_scale_pages(q.scales))
+        np.testing.assert_array_equal(pages.scales.sum(dtype=int), q.scales.sum(dtype=int))
+
+    @all_of_these
+    def test_values_are_the_same(self, q):
+        pages = q.in_pages()
+        for values in (BlockScaled.scale_values, BlockScaled.scaled_code_values, BlockScaled.dequantize):
+            assert_same_floats(values(pages), values(q))
+            assert_same_floats(jax.jit(values)(pages), values(q))
+        assert pages.shape == q.shape
+
+    @all_of_these
+    def test_round_trip(self, q):
+        assert_same_bytes(q.in_pages().in_rows(), q)
+
+    def test_a_layout_that_it_has_already_is_left_alone(self):
+        q = self.TENSORS["nvfp4"]
+        pages = q.in_pages()
+        assert q.in_rows() is q
+        assert pages.in_pages() is pages
+
+    def test_a_vector_has_no_pages(self):
+        with pytest.raises(ValueError, match="scales: expected"):
+            BlockScaled(jnp.zeros(16, jnp.uint8), jnp.zeros(2, jnp.uint8)).in_pages()
+
+
 class TestPytree:
     def test_leaves_are_the_arrays(self):
         q = TENSORS["nvfp4 with tensor scale"]
@@ -94,11 +136,14 @@ class TestPytree:
         mapped = jax.tree.map(lambda leaf: leaf[1:], q)
         assert isinstance(mapped, BlockScaled)
         assert mapped.shape == (2, 64)
-        for name in ("block_size", "scale_format", "endpoint_scale"):
+        for name in ("block_size", "scale_format", "endpoint_scale", "scale_layout"):
             assert getattr(mapped, name) == getattr(q, name)
         assert_same_floats(mapped.dequantize(), q.dequantize()[1:])
 
-    @pytest.mark.parametrize("change", [{"block_size": 32}, {"scale_format": "e8m0"}, {"endpoint_scale": True}])
+    @pytest.mark.parametrize(
+        "change",
+        [{"block_size": 32}, {"scale_format": "e8m0"}, {"endpoint_scale": True}, {"scale_layout": "pages"}],
+    )
     def test_static_fields_distinguish_tree_structures(self, change):
         q = TENSORS["nvfp4"]
         assert jax.tree.structure(q) != jax.tree.structure(dataclasses.replace(q, **change))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from jax_fp4attn.formats import BlockScaled, quantize_mxfp4
+from jax_fp4attn.formats.packing import unpack_codes
 from tests.assertions import relative_l2
 from tests.formats import oracles
 from tests.formats.oracles import (
@@ -305,6 +306,7 @@ class TestSpecialBlocks:
         np.testing.assert_array_equal(np.asarray(q.scales) == 255, expected)
         values, elements = dequantize(q), np.repeat(expected, 32, axis=-1)
         np.testing.assert_array_equal(np.isnan(values), elements)
+        np.testing.assert_array_equal(np.asarray(unpack_codes(q.codes))[elements], 7)
         np.testing.assert_array_equal(values[~elements], dequantize(clean)[~elements])
 
     @pytest.mark.parametrize("run", [quantize_mxfp4, quantize], ids=["eager", "jit"])

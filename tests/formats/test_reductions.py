@@ -2,7 +2,7 @@ import jax
 import numpy as np
 import pytest
 
-from jax_fp4attn.formats.reductions import max_magnitude, rounded_product, sum_of_squares
+from jax_fp4attn.formats.reductions import max_magnitude, rounded_product, sum_of_neighbours, sum_of_squares
 from tests.formats import oracles
 from tests.formats.oracles import assert_same_floats
 
@@ -54,6 +54,34 @@ class TestSumOfSquares:
     def test_overflows_to_infinity_and_keeps_nan(self):
         x = np.array([[1e30, 0.0], [np.nan, 0.0]], np.float32)
         assert_same_floats(sum_of_squares(x), [np.inf, np.nan])
+
+
+class TestSumOfNeighbours:
+    @transforms
+    @pytest.mark.parametrize("size", [1, 2, 64, 128, 256])
+    def test_rounds_as_the_tree_of_neighbours_does(self, size, transform):
+        x = np.random.default_rng(size).standard_normal((2048, size)).astype(np.float32)
+        expected = oracles.sum_of_neighbours(x)
+        assert_same_floats(transform(sum_of_neighbours)(x), expected)
+        if size > 2:
+            assert np.mean(expected != x.sum(-1, dtype=np.float32)) > 0.1
+
+    @transforms
+    def test_products_of_few_bits_may_be_contracted_into_it(self, transform):
+        rng = np.random.default_rng(0)
+        x, y = (oracles.bfloat16(rng.standard_normal((2048, 64))) for _ in range(2))
+        fused = transform(lambda x, y: sum_of_neighbours(x * y))
+        assert_same_floats(fused(x, y), oracles.sum_of_neighbours(x * y))
+
+    def test_order(self):
+        # 1 is lost beside 2**24 and the sum of two is not: neighbours meet first.
+        large = 2.0**24
+        x = np.array([[large, 0, 1, 1], [large, 1, 0, 1]], np.float32)
+        assert sum_of_neighbours(x).tolist() == [large + 2, large]
+
+    def test_zeros_at_the_end_change_nothing(self):
+        x = np.random.default_rng(0).standard_normal((256, 64)).astype(np.float32)
+        assert_same_floats(sum_of_neighbours(np.pad(x, ((0, 0), (0, 64)))), sum_of_neighbours(x))
 
 
 class TestRoundedProduct:

@@ -21,12 +21,12 @@ def test_lasts_as_long_as_the_block_even_if_it_raises():
 
 
 def test_a_program_traced_before_is_traced_again():
-    x = jnp.ones((1, 8, 1, 16), jnp.bfloat16)
+    x = jnp.ones((1, 8, 1, 64), jnp.bfloat16)
     attend = jax.jit(lambda x: jax_fp4attn.attention(x, x, x))
     lower = lambda: attend.trace(x).lower(lowering_platforms=("cuda",)).as_text()  # noqa: E731
     before = lower()
     with jax_fp4attn.cross_compile((10, 0)):
         inside = lower()
-    assert "jax_fp4attn_forward_v1" not in before
-    assert "jax_fp4attn_forward_v1" in inside
+    assert "jax_fp4attn_quantize_v1" not in before
+    assert "jax_fp4attn_quantize_v1" in inside
     assert lower() == before

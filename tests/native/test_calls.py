@@ -14,6 +14,8 @@ from jax_fp4attn import SegmentIds, checkpoint_policies, recipes
 from tests import meshes
 from tests.meshes import gradients, one_device
 
+pytestmark = pytest.mark.usefixtures("every_step_has_a_kernel")
+
 QUERY, KEY = (2, 40, 4, 64), (2, 40, 2, 64)
 
 
@@ -51,7 +53,7 @@ def targets(program):
 class TestOneDevice:
     @pytest.fixture(scope="class")
     @classmethod
-    def forward(cls):
+    def forward(cls, every_step_has_a_kernel):
         return calls(lower(attend, *shaped(QUERY, KEY, KEY)))
 
     def test_targets_of_the_forward(self, forward):
@@ -60,8 +62,14 @@ class TestOneDevice:
     def test_operands_and_results(self, forward):
         (_, _, operands, results), (_, _, forward_operands, forward_results) = forward
         assert operands == ["2x40x4x64xbf16", "2x40x2x64xbf16", "2x40x2x64xbf16"]
-        # Codes and scales of query and key, padded to tiles of 128 keys, and E4M3 values.
-        assert results == ["2x4x40x32xui8", "2x4x40x4xui8", "2x2x128x32xui8", "2x2x128x4xui8", "2x2x128x64xui8"]
+        # Codes and pages of scales of query and key, padded to tiles of 128 keys, and E4M3 values along their keys.
+        assert results == [
+            "2x4x40x32xui8",
+            "2x4x1x1x512xui8",
+            "2x2x128x32xui8",
+            "2x2x1x1x512xui8",
+            "2x2x64x128xui8",
+        ]
         assert forward_operands == results
         assert forward_results == ["2x40x4x64xbf16", "2x4x40xf32"]
 
@@ -100,14 +108,23 @@ class TestOneDevice:
     def test_targets_of_the_gradient(self):
         program = calls(lower(gradients(attend), *shaped(QUERY, KEY, KEY, QUERY)))
         assert [call[0].removeprefix("jax_fp4attn_") for call in program] == [
-            "quantize_v1",
-            "quantize_for_backward_v1",
+            "quantize_for_training_v1",
             "forward_v1",
+            "row_operands_v1",
             "backward_v1",
         ]
-        *_, (_, _, operands, results) = program
-        assert results == ["2x40x4x64xbf16", "2x40x2x64xbf16", "2x40x2x64xbf16"]
-        assert operands[-4:] == ["2x40x4x64xbf16", "2x4x40xf32", "2x40x4x64xbf16", "2x4x40xf32"]
+        quantize, forward, row_operands, backward = ((operands, results) for _, _, operands, results in program)
+        inputs, gradient = ["2x40x4x64xbf16", "2x40x2x64xbf16", "2x40x2x64xbf16"], "2x40x4x64xbf16"
+        scores = ["2x4x40x32xui8", "2x4x1x1x512xui8", "2x2x128x32xui8", "2x2x1x1x512xui8"]
+        e4m3 = ["2x4x64x128xui8", "2x2x64x128xui8", "2x2x128x64xui8"]
+        lse, gradient_scale = "2x4x40xf32", "2x2xf32"
+        assert quantize == (inputs, [*scores, "2x2x64x128xui8", *e4m3])
+        assert forward[0] == [*scores, "2x2x64x128xui8"]
+        rows = ["2x4x128x64xui8", "2x4x64x128xui8", "2x4x40xf32"]
+        assert row_operands == (["2x40x4x64xbf16", lse, gradient, lse, gradient_scale], rows)
+        assert backward == ([*scores, *e4m3, *rows, lse, gradient_scale], inputs)
+        attributes = program[3][1]
+        assert (attributes["num_keys"], attributes["head_size"]) == ("40", "64")
 
     def test_calls_of_scanned_layers_under_remat(self):
         def loss(x):
@@ -211,3 +228,9 @@ class TestMeshes:
         assert found.count("jax_fp4attn_partial_forward_v1") == 3
         assert found.count("jax_fp4attn_partial_gradients_v1") == 3
         assert found.count("jax_fp4attn_row_operands_v1") == 1
+        # Halves of a shard's 128 rows: scales travel in rows, and each call gets whole pages and whole tiles.
+        scores = ["2x2x64x32xui8", "2x2x1x1x512xui8", "2x2x128x32xui8", "2x2x1x1x512xui8"]
+        last = {call[0]: call[2] for call in calls(program)}
+        assert last["jax_fp4attn_partial_forward_v1"] == [*scores, "2x2x64x64xui8", "2x2x1x1x512xui8"]
+        e4m3, rows = ["2x2x64x128xui8"] * 2 + ["2x2x128x64xui8"], ["2x2x128x64xui8", "2x2x64x128xui8", "2x2x64xf32"]
+        assert last["jax_fp4attn_partial_gradients_v1"] == [*scores, *e4m3, *rows, "2x2x64xf32", "2x2xf32"]
