@@ -33,8 +33,7 @@ _FLAGS = (
     "-fvisibility=hidden",
     "-fvisibility-inlines-hidden",
 )
-# The library must load into any Python, whose own C++ runtime may be older or absent.
-_LINK_FLAGS = ("-shared", "-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL", "-Wl,-z,defs", "-ldl")
+_LINK_FLAGS = ("-shared", "-Wl,-z,defs", "-ldl")
 
 
 def build(out: pathlib.Path) -> pathlib.Path:

@@ -54,6 +54,35 @@ def assert_close(
     chex.assert_trees_all_close(actual, expected, rtol=rtol, atol=atol)
 
 
+def assert_same_bytes(actual: chex.ArrayTree, expected: chex.ArrayTree) -> None:
+    """Asserts that two trees of arrays hold the same bytes; a NaN equals every NaN of its dtype.
+
+    Args:
+      actual: The tree of arrays under test.
+      expected: The tree of arrays to compare with.
+
+    Raises:
+      AssertionError: If structure, shapes, dtypes or bytes differ; it says how many elements do.
+    """
+    chex.assert_trees_all_equal_structs(actual, expected)
+    chex.assert_trees_all_equal_shapes(actual, expected)
+    chex.assert_trees_all_equal_dtypes(actual, expected)
+
+    def compare(path: jax.tree_util.KeyPath, a: chex.Array, e: chex.Array) -> None:
+        a, e = np.asarray(a), np.asarray(e)
+        both_nan = (a != a) & (e != e)
+        bits = np.dtype(f"u{a.dtype.itemsize}")
+        differ = (a.view(bits) != e.view(bits)) & ~both_nan if a.ndim else (a != e) & ~both_nan
+        if differ.any():
+            where = tuple(map(int, np.argwhere(differ)[0])) if a.ndim else ()
+            raise AssertionError(
+                f"{jax.tree_util.keystr(path)}: {differ.sum()} of {differ.size} elements differ, the first at {where}: "
+                f"{a[where]!r} for {e[where]!r}"
+            )
+
+    jax.tree_util.tree_map_with_path(compare, actual, expected)
+
+
 def relative_l2(actual: chex.Array, expected: chex.Array) -> float:
     """Returns `‖actual - expected‖ / ‖expected‖` in float64.
 

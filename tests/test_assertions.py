@@ -1,9 +1,10 @@
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.assertions import assert_close, cosine, relative_l2
+from tests.assertions import assert_close, assert_same_bytes, cosine, relative_l2
 
 NAN, INF = float("nan"), float("inf")
 
@@ -134,3 +135,33 @@ class TestCosine:
             cosine(f32(1), f32(1, 1))
         with pytest.raises(AssertionError, match="expected is not finite"):
             cosine(f32(1), f32(INF))
+
+
+class TestAssertSameBytes:
+    def test_equal_trees(self):
+        tree = {"codes": np.arange(6, dtype=np.uint8), "sums": np.array([0.0, np.nan, np.inf], np.float32)}
+        assert_same_bytes(tree, jax.tree.map(np.copy, tree))
+
+    def test_nans_of_any_payload_are_equal(self):
+        bits = np.array([0x7FC00000, 0xFFC00001, 0x7F800001], np.uint32)
+        assert_same_bytes(bits.view(np.float32), np.full(3, np.nan, np.float32))
+
+    @pytest.mark.parametrize(
+        ("actual", "message"),
+        [
+            (np.array([1, 2, 4], np.uint8), r"1 of 3 elements differ, the first at \(2,\)"),
+            (np.array([1, 2, 3], np.int8), "dtype"),
+            (np.array([[1, 2, 3]], np.uint8), "shape"),
+        ],
+    )
+    def test_differences(self, actual, message):
+        with pytest.raises(AssertionError, match=message):
+            assert_same_bytes(actual, np.array([1, 2, 3], np.uint8))
+
+    def test_zeros_of_different_sign_differ(self):
+        with pytest.raises(AssertionError, match="1 of 1 elements differ"):
+            assert_same_bytes(np.array([-0.0]), np.array([0.0]))
+
+    def test_a_nan_differs_from_a_number(self):
+        with pytest.raises(AssertionError, match="1 of 2 elements differ"):
+            assert_same_bytes(np.array([np.nan, 1.0]), np.array([0.0, 1.0]))

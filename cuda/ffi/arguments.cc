@@ -1,5 +1,6 @@
 #include "arguments.h"
 
+#include <algorithm>
 #include <sstream>
 
 #include "failure.h"
@@ -81,7 +82,10 @@ void Arguments::Finish() const {
 template <typename T>
 T Attributes::Get(std::string_view name, std::string_view kind) const {
   auto value = dictionary_.get<T>(name);
-  if (!value) Fail(ffi::ErrorCode::kInvalidArgument, step_, ": expected an attribute ", name, " of type ", kind);
+  if (!value) {
+    Fail(ffi::ErrorCode::kInvalidArgument, step_, ": expected an attribute ", name, " of type ", kind, ", got ",
+         dictionary_.contains(name) ? "another type" : "none");
+  }
   return *value;
 }
 
@@ -91,10 +95,12 @@ float Attributes::Number(std::string_view name) const { return Get<float>(name, 
 std::string_view Attributes::Choice(std::string_view name) const { return Get<std::string_view>(name, "string"); }
 bool Attributes::IsChoice(std::string_view name) const { return dictionary_.get<std::string_view>(name).has_value(); }
 
-void Attributes::Require(std::string_view name, std::string_view choice) const {
-  if (Choice(name) != choice) {
-    Fail(ffi::ErrorCode::kUnimplemented, step_, ": ", name, ": expected ", choice, ", got ", Choice(name));
-  }
+void Attributes::Require(std::string_view name, std::initializer_list<std::string_view> choices) const {
+  const std::string_view got = Choice(name);
+  if (std::find(choices.begin(), choices.end(), got) != choices.end()) return;
+  std::ostringstream expected;
+  for (std::string_view choice : choices) expected << (choice == *choices.begin() ? "" : " or ") << choice;
+  Fail(ffi::ErrorCode::kUnimplemented, step_, ": ", name, ": expected ", expected.str(), ", got ", got);
 }
 
 }  // namespace fp4attn

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -50,8 +51,8 @@ class Attributes {
   float Number(std::string_view name) const;
   std::string_view Choice(std::string_view name) const;
   bool IsChoice(std::string_view name) const;
-  // Throws unless the choice is the only one that there is a kernel for.
-  void Require(std::string_view name, std::string_view choice) const;
+  // Throws unless the choice is one that there are kernels for.
+  void Require(std::string_view name, std::initializer_list<std::string_view> choices) const;
 
  private:
   template <typename T>

@@ -1,4 +1,6 @@
 // The symbols of the library: a handler for each step and stage, and the FFI version that they were built for.
+#include <atomic>
+
 #include "failure.h"
 #include "kernels.h"
 #include "steps.h"
@@ -8,9 +10,13 @@ namespace {
 namespace ffi = xla::ffi;
 using fp4attn::Guarded;
 
+// How often handlers ran on the host; replays of a captured graph do not count.
+std::atomic<int> handler_calls = 0;
+
 template <void (*step)(CUstream, ffi::RemainingArgs, ffi::RemainingRets, ffi::Dictionary)>
 ffi::Error Execute(CUstream stream, ffi::RemainingArgs operands, ffi::RemainingRets results,
                    ffi::Dictionary attributes) {
+  ++handler_calls;
   return Guarded([&] { step(stream, operands, results, attributes); });
 }
 
@@ -39,6 +45,7 @@ FP4ATTN_HANDLER(jax_fp4attn_row_operands_v1, RowOperands);
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jax_fp4attn_initialize, Initialize,
                               ffi::Ffi::BindInitialize().RemainingArgs().RemainingRets().Attrs());
 
+extern "C" int jax_fp4attn_handler_calls() { return handler_calls; }
 extern "C" int jax_fp4attn_ffi_major() { return XLA_FFI_API_MAJOR; }
 extern "C" int jax_fp4attn_ffi_minor() { return XLA_FFI_API_MINOR; }
 #pragma GCC visibility pop

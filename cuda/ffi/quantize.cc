@@ -33,7 +33,7 @@ class QuantizeCall {
       : for_training_(for_training), stream_(stream), arguments_(step, operands, results), attributes_(step, attributes) {}
 
   void Run() {
-    CheckRecipe();
+    TakeAttributes();
     TakeOperands();
     TakeResults();
     QuantizeRows(query_, query_limits_, query_codes_, query_pages_, query_columns_, sizes_.num_queries,
@@ -55,13 +55,27 @@ class QuantizeCall {
            attributes_.Choice("recipe_anchor_order") == "strided";
   }
 
-  void CheckRecipe() const {
-    attributes_.Require("recipe_qk_format", "nvfp4");
-    attributes_.Require("recipe_qk_tensor_scale", "unit");
-    if (!IsMxfp4()) attributes_.Require("recipe_v_format", "e4m3");
+  void TakeAttributes() {
+    attributes_.Require("recipe_qk_format", {"nvfp4"});
+    attributes_.Require("recipe_qk_tensor_scale", {"unit"});
+    attributes_.Require("recipe_qk_scale_fold", {"none", "k64_mse"});
+    attributes_.Require("recipe_qk_ties", {"even", "toward_zero"});
+    attributes_.Require("recipe_v_format", {"mxfp4", "e4m3"});
+    ties_toward_zero_ = attributes_.Choice("recipe_qk_ties") == "toward_zero";
+    backward_multiplier_ = attributes_.Number("recipe_backward_multiplier");
+    if (IsMxfp4()) {
+      exponent_rule_ = ExponentRule();
+      channels_per_scale_ = attributes_.Integer("recipe_v_channels_per_scale");
+      if (channels_per_scale_ != 1 && channels_per_scale_ != 32) {
+        Fail(ffi::ErrorCode::kUnimplemented, "recipe_v_channels_per_scale: expected 1 or 32, got ",
+             channels_per_scale_);
+      }
+    } else {
+      value_multiplier_ = attributes_.Number("recipe_v_multiplier");
+    }
     if (for_training_) {
-      attributes_.Require("recipe_backward", "fp8");
-      attributes_.Require("recipe_backward_qk", "source");
+      attributes_.Require("recipe_backward", {"fp8"});
+      attributes_.Require("recipe_backward_qk", {"source"});
     }
   }
 
@@ -106,48 +120,49 @@ class QuantizeCall {
     arguments_.Finish();
   }
 
-  std::string Kernel(const char* name, const char* training_suffix) const {
-    return std::string(name) + "_h" + std::to_string(sizes_.head_size) + (for_training_ ? training_suffix : "");
+  std::string Kernel(const char* name, const char* suffix, const char* training_suffix) const {
+    return std::string(name) + "_h" + std::to_string(sizes_.head_size) + suffix + (for_training_ ? training_suffix : "");
   }
 
   void QuantizeRows(void* source, const Limits& limits, void* codes, void* pages, void* columns, int64_t num_rows,
                     int64_t heads, int64_t code_rows) const {
     const Grid grid = TileGrid(heads, num_rows, sizes_.batch);
     const int32_t rows = num_rows, num_heads = heads, written_rows = code_rows;
-    const int32_t ties_toward_zero = attributes_.Choice("recipe_qk_ties") == "toward_zero";
-    const float multiplier = attributes_.Number("recipe_backward_multiplier");
     const char* name = IsFolded() ? "quantize_folded_rows" : "quantize_rows";
-    Launch(stream_, Kernel(name, "_with_columns"), grid, source, codes, pages, columns, limits.lengths, limits.segments,
-           rows, num_heads, written_rows, ties_toward_zero, multiplier);
+    Launch(stream_, Kernel(name, "", "_with_columns"), grid, source, codes, pages, columns, limits.lengths, limits.segments,
+           rows, num_heads, written_rows, ties_toward_zero_, backward_multiplier_);
   }
 
   void QuantizeValueE4m3() const {
     const Grid grid = TileGrid(sizes_.kv_heads, sizes_.num_keys, sizes_.batch);
     const int32_t rows = sizes_.num_keys, heads = sizes_.kv_heads;
-    Launch(stream_, Kernel("quantize_value_e4m3", "_with_rows"), grid, value_, value_codes_, value_rows_,
-           key_limits_.lengths, key_limits_.segments, rows, heads, attributes_.Number("recipe_v_multiplier"),
-           attributes_.Number("recipe_backward_multiplier"));
+    Launch(stream_, Kernel("quantize_value_e4m3", "", "_with_rows"), grid, value_, value_codes_, value_rows_,
+           key_limits_.lengths, key_limits_.segments, rows, heads, value_multiplier_, backward_multiplier_);
   }
 
   void QuantizeValueMxfp4() const {
     const Grid grid = TileGrid(sizes_.kv_heads, sizes_.num_keys, sizes_.batch);
     const int32_t rows = sizes_.num_keys, heads = sizes_.kv_heads;
-    const auto [round_up_at, odd_weight] = ExponentRule();
-    Launch(stream_, Kernel("quantize_value_mxfp4", "_with_rows"), grid, value_, value_codes_, value_pages_, value_rows_,
-           key_limits_.lengths, key_limits_.segments, slot_order_, rows, heads,
-           attributes_.Integer("recipe_v_channels_per_scale"), round_up_at, odd_weight,
-           attributes_.Number("recipe_backward_multiplier"));
+    Launch(stream_, Kernel("quantize_value_mxfp4", HasSlotOrder() ? "_ordered" : "", "_with_rows"), grid, value_, value_codes_, value_pages_, value_rows_,
+           key_limits_.lengths, key_limits_.segments, slot_order_, rows, heads, channels_per_scale_,
+           exponent_rule_.round_up_at, exponent_rule_.odd_weight, backward_multiplier_);
   }
 
   struct Rule {
-    int32_t round_up_at, odd_weight;
+    int32_t round_up_at = 0, odd_weight = 0;
   };
 
   // From which mantissa of bfloat16, of 7 bits, the exponent of a block is raised.
   Rule ExponentRule() const {
     constexpr int32_t kNever = 1 << 8;
     constexpr char kName[] = "recipe_v_exponent_rule";
-    if (!attributes_.IsChoice(kName)) return {static_cast<int32_t>(std::ceil((attributes_.Number(kName) - 1) * 128)), 0};
+    if (!attributes_.IsChoice(kName)) {
+      const float threshold = attributes_.Number(kName);
+      if (!(threshold > 1 && threshold < 2)) {
+        Fail(ffi::ErrorCode::kInvalidArgument, kName, ": expected a number between 1 and 2, got ", threshold);
+      }
+      return {static_cast<int32_t>(std::ceil((threshold - 1) * 128)), 0};
+    }
     const std::string_view rule = attributes_.Choice(kName);
     if (rule == "floor") return {kNever, 0};
     if (rule == "ceil") return {1, 0};
@@ -159,6 +174,9 @@ class QuantizeCall {
   CUstream stream_;
   Arguments arguments_;
   Attributes attributes_;
+  Rule exponent_rule_;
+  int32_t ties_toward_zero_ = 0, channels_per_scale_ = 0;
+  float backward_multiplier_ = 0, value_multiplier_ = 0;
   Sizes sizes_ = {};
   Limits query_limits_, key_limits_;
   void *query_ = nullptr, *key_ = nullptr, *value_ = nullptr, *slot_order_ = nullptr;

@@ -14,7 +14,7 @@ void RowOperands(CUstream stream, ffi::RemainingArgs operands, ffi::RemainingRet
   constexpr auto F32 = ffi::DataType::F32;
   constexpr auto U8 = ffi::DataType::U8;
   const Attributes attributes("row_operands", dictionary);
-  attributes.Require("recipe_backward", "fp8");
+  attributes.Require("recipe_backward", {"fp8"});
   Arguments arguments("row_operands", operands, results);
 
   const ffi::AnyBuffer output = arguments.Operand("output", BF16, {-1, -1, -1, -1});

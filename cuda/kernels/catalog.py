@@ -1,6 +1,7 @@
 """The kernels of the library: every variant by name, with what a launch has to know of it."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 
 from kernels.publish_output_gradient import publish_output_gradient
@@ -12,12 +13,14 @@ from kernels.quantize_value_mxfp4 import quantize_value_mxfp4
 HEAD_SIZES = (64, 128)
 FOLDED_HEAD_SIZE = 128
 
-_WITH_OPTION = (
-    (quantize_rows, "with_columns"),
-    (quantize_folded_rows, "with_columns"),
-    (quantize_value_e4m3, "with_rows"),
-    (quantize_value_mxfp4, "with_rows"),
-)
+# The compile-time choices of each kernel, besides the head size.
+_CHOICES = {
+    quantize_rows: ("with_columns",),
+    quantize_folded_rows: ("with_columns",),
+    quantize_value_e4m3: ("with_rows",),
+    quantize_value_mxfp4: ("ordered", "with_rows"),
+    publish_output_gradient: (),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,16 +44,15 @@ def variants() -> list[Variant]:
     """All kernels."""
     found = []
     for head_size in HEAD_SIZES:
-        for function, option in _WITH_OPTION:
-            if function is not quantize_folded_rows or head_size == FOLDED_HEAD_SIZE:
-                found += [_variant(function, head_size, option, chosen) for chosen in (False, True)]
-        found.append(_variant(publish_output_gradient, head_size))
+        for function, choices in _CHOICES.items():
+            if function is quantize_folded_rows and head_size != FOLDED_HEAD_SIZE:
+                continue
+            for chosen in itertools.product((False, True), repeat=len(choices)):
+                found.append(_variant(function, head_size, dict(zip(choices, chosen, strict=True))))
     return found
 
 
-def _variant(function: Callable[..., None], head_size: int, option: str | None = None, chosen: bool = False) -> Variant:
-    name = f"{function.__name__}_h{head_size}" + (f"_{option}" if chosen else "")
-    constants: dict[str, int | bool] = {"head_size": head_size}
-    if option is not None:
-        constants[option] = chosen
-    return Variant(name, function, constants, threads=2 * head_size)
+def _variant(function: Callable[..., None], head_size: int, choices: dict[str, bool]) -> Variant:
+    suffix = "".join(f"_{name}" for name, chosen in choices.items() if chosen)
+    name = f"{function.__name__}_h{head_size}{suffix}"
+    return Variant(name, function, {"head_size": head_size, **choices}, threads=2 * head_size)

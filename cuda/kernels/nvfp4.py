@@ -1,7 +1,7 @@
 """NVFP4 blocks of 16: scale from the largest magnitude, codes from the midpoints times the scale."""
 
 import cutlass
-from kernels.e2m1 import MIDPOINTS, codes_of_pair, pack_codes
+from kernels.e2m1 import MIDPOINTS, codes_of_pairs
 from kernels.words import (
     MAGNITUDES,
     Float32,
@@ -67,6 +67,6 @@ def quantize_block(pairs: list[Uint32], scale: Uint32, thresholds: list[Uint32])
     is_nan, is_zero = scale == NAN_SCALE, scale == 0
     words = []
     for start in range(0, len(pairs), 4):
-        word = pack_codes([codes_of_pair(pair, thresholds) for pair in pairs[start : start + 4]])
+        word = codes_of_pairs(pairs[start : start + 4], thresholds)
         words.append(when(is_nan, Uint32(NAN_CODES), when(is_zero, Uint32(0), word)))
     return words

@@ -93,7 +93,7 @@ def publish_output_gradient(
         place = ((Int64(batch) * num_rows + row) * num_heads + head) * (head_size // 2)
         gradient = tile.channels(output_gradient, contributes, place, block * BLOCK, BLOCK)
         out = tile.channels(output, contributes, place, block * BLOCK, BLOCK)
-        published = publication.encode_row(gradient, multiplier * scale, to_e5m2)
+        published = publication.encode_row(gradient, publication.pair_multiplier(multiplier * scale), to_e5m2)
         encoded.append(published)
         padded_row = head_index * row_tiles * tile.ROWS + row
         publication.store_row(published_rows + (padded_row * (head_size // 4) + block * (BLOCK // 4)), published)

@@ -69,8 +69,9 @@ def quantize_folded_rows(
 
     if cutlass.const_expr(with_columns):
         turned = transpose.allocate(head_size)
+        factor = publication.pair_multiplier(multiplier)
         for half in cutlass.range_constexpr(_HALVES):
-            encoded = [publication.encode_row(row[8 * half : 8 * half + 8], multiplier, to_e4m3) for row in rows]
+            encoded = [publication.encode_row(row[8 * half : 8 * half + 8], factor, to_e4m3) for row in rows]
             publication.put_columns_of_two_rows(turned, two_rows, block + half * _SHARED, encoded)
     primitives.barrier_cta_sync(0)
 

@@ -72,7 +72,8 @@ def quantize_rows(
 
     if cutlass.const_expr(with_columns):
         turned = transpose.allocate(head_size)
-        encoded = [publication.encode_row(row, multiplier, to_e4m3) for row in rows]
+        factor = publication.pair_multiplier(multiplier)
+        encoded = [publication.encode_row(row, factor, to_e4m3) for row in rows]
         publication.put_columns(turned, four_rows, block, encoded)
     primitives.barrier_cta_sync(0)
 

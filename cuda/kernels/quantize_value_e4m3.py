@@ -59,10 +59,12 @@ def quantize_value_e4m3(
         rows.append(tile.channels(source, valid, place, block * BLOCK, BLOCK))
 
     if cutlass.const_expr(with_rows):
+        factor = publication.pair_multiplier(row_multiplier)
         for i in cutlass.range_constexpr(ROWS_A_THREAD):
             place = (head_index * row_tiles * tile.ROWS + first_row + i) * (head_size // 4) + block * (BLOCK // 4)
-            publication.store_row(published_rows + place, publication.encode_row(rows[i], row_multiplier, to_e4m3))
-    encoded = [publication.encode_row(row, multiplier, to_e4m3) for row in rows]
+            publication.store_row(published_rows + place, publication.encode_row(rows[i], factor, to_e4m3))
+    factor = publication.pair_multiplier(multiplier)
+    encoded = [publication.encode_row(row, factor, to_e4m3) for row in rows]
     publication.put_columns(turned, four_rows, block, encoded)
     primitives.barrier_cta_sync(0)
     first = (head_index * head_size * row_tiles + row_tile) * (tile.ROWS // 4)

@@ -7,17 +7,16 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.arch import block_idx, thread_idx
 from cutlass.experimental import primitives
-from kernels import mxfp4, scale_pages, shared, tile
-from kernels.e2m1 import codes_of_pair, pack_codes
+from kernels import mxfp4, publication, scale_pages, shared, tile
+from kernels.e2m1 import codes_of_pairs
 from kernels.words import (
     MAGNITUDES,
     Float32,
     Uint16,
     Uint32,
     bytes_of,
-    high_value,
     larger_of_pairs,
-    low_value,
+    load_if,
     product_of_pairs,
     to_e4m3,
     view,
@@ -44,15 +43,28 @@ def _largest_of_tile(largest: Uint32, channels_per_scale: Int32) -> Uint32:
 
 
 @cute.jit
-def _keys_of_block(
-    first_slot: Int32, num_keys: Int32, limit: Int32, batch: Int32, segments: Pointer, order: Pointer
-) -> tuple[Int32, Uint32]:
-    """The key in the slot of each lane, and a word with a bit for every lane whose key counts."""
-    key = first_slot + cute.arch.lane_idx()
-    if order.toint() != 0:
-        if key < num_keys:
-            key = (order + key).load()
-    return key, cute.arch.vote_ballot_sync(tile.counts(key, limit, num_keys, batch, segments))
+def _key_of_slot(slot: Int32, num_keys: Int32, order: Pointer, ordered: Constexpr) -> Int32:
+    key = slot
+    if cutlass.const_expr(ordered):
+        if slot < num_keys:
+            key = (order + slot).load()
+    return key
+
+
+def _rows_of_block(start: Pointer, key: Int32, first_slot: Int32, row_size: Int32, ordered: bool) -> list[Pointer]:
+    """Places of the rows of a block's keys.
+
+    Args:
+      start: Place of the row of key 0.
+      key: The key in the slot of this lane.
+      first_slot: Of the block.
+      row_size: Distance of rows.
+      ordered: Whether keys are not in the order of the slots.
+    """
+    if ordered:
+        return [start + Int64(cute.arch.shuffle_sync(key, i)) * row_size for i in range(_BLOCK)]
+    first = start + Int64(first_slot) * row_size
+    return [first + i * row_size for i in range(_BLOCK)]
 
 
 def _quantize_channel(pairs: list[Uint32], byte: Uint32) -> list[Uint32]:
@@ -60,8 +72,8 @@ def _quantize_channel(pairs: list[Uint32], byte: Uint32) -> list[Uint32]:
     inverse = mxfp4.inverse_of(byte)
     inverse = inverse | inverse << 16
     thresholds = [Uint32(bits) for bits in mxfp4.THRESHOLDS]
-    codes = [codes_of_pair(product_of_pairs(pair, inverse), thresholds) for pair in pairs]
-    words = [pack_codes(codes[start : start + 4]) for start in range(0, len(codes), 4)]
+    scaled = [product_of_pairs(pair, inverse) for pair in pairs]
+    words = [codes_of_pairs(scaled[start : start + 4], thresholds) for start in range(0, len(scaled), 4)]
     filled = when(byte == mxfp4.NAN_BYTE, Uint32(0x77777777), Uint32(0))
     special = (byte == mxfp4.NAN_BYTE) | (byte == 0)
     return [when(special, filled, word) for word in words]
@@ -83,6 +95,7 @@ def quantize_value_mxfp4(
     odd_weight: Int32,
     row_multiplier: Float32,
     head_size: Constexpr,
+    ordered: Constexpr,
     with_rows: Constexpr,
 ) -> None:
     """Quantises a tile.
@@ -94,7 +107,7 @@ def quantize_value_mxfp4(
       published_rows: uint8 [B, num_heads, 128 tiles, head_size], if ``with_rows``; in the order of the sequence.
       lengths: int32 [B] or null.
       segments: int32 [B, num_rows] or null.
-      order: int32 [num_rows], the key in each slot, or null for the order of the sequence.
+      order: int32 [num_rows], the key in each slot, if ``ordered``.
       num_rows: Keys of the source.
       num_heads: Heads.
       channels_per_scale: 1 or 32.
@@ -102,6 +115,7 @@ def quantize_value_mxfp4(
       odd_weight: Likewise.
       row_multiplier: Factor of the rows.
       head_size: 64 or 128.
+      ordered: Whether the slots have an order of their own.
       with_rows: Whether to write the rows.
     """
     head, key_tile, batch = block_idx()
@@ -117,19 +131,17 @@ def quantize_value_mxfp4(
 
     limit = tile.rows_that_count(num_rows, batch, lengths)
     first_slot = key_tile * tile.ROWS + block * _BLOCK
-    keys, valid = _keys_of_block(first_slot, num_rows, limit, batch, segments, order)
-    keys = [cute.arch.shuffle_sync(keys, i) for i in range(_BLOCK)]
-    first_word = (Int64(batch) * num_rows * num_heads + head) * (head_size // 2) + channel // 2
-    row_words = num_heads * (head_size // 2)
-    rows = [
-        tile.word(source, (valid & Uint32(1 << i)) != 0, first_word + Int64(keys[i]) * row_words) for i in range(_BLOCK)
-    ]
-    for i in cutlass.range_constexpr(_BLOCK):
-        if cutlass.const_expr(with_rows):
-            row = rows[i]
-            published = to_e4m3(low_value(row) * row_multiplier, high_value(row) * row_multiplier)
-            place = (head_index * tiles * tile.ROWS + keys[i]) * (head_size // 2) + channel // 2
-            (published_rows + place).store(Uint16(published))
+    key = _key_of_slot(first_slot + cute.arch.lane_idx(), num_rows, order, ordered)
+    valid = cute.arch.vote_ballot_sync(tile.counts(key, limit, num_rows, batch, segments))
+    start = source + ((Int64(batch) * num_rows * num_heads + head) * (head_size // 2) + channel // 2)
+    places = _rows_of_block(start, key, first_slot, num_heads * (head_size // 2), ordered)
+    rows = [load_if((valid & Uint32(1 << i)) != 0, place, 1)[0] for i, place in enumerate(places)]
+    if cutlass.const_expr(with_rows):
+        factor = publication.pair_multiplier(row_multiplier)
+        start = published_rows + (head_index * (tiles * tile.ROWS) * (head_size // 2) + channel // 2)
+        places = _rows_of_block(start, key, first_slot, Int32(head_size // 2), ordered)
+        for i in cutlass.range_constexpr(_BLOCK):
+            places[i].store(Uint16(publication.encode_pair(rows[i], factor, to_e4m3)))
 
     largest = rows[0] & MAGNITUDES
     for row in rows[1:]:

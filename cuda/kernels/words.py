@@ -8,7 +8,6 @@ Uint8, Uint16, Uint32 = cutlass.Uint8, cutlass.Uint16, cutlass.Uint32
 Float32 = cutlass.Float32
 
 MAGNITUDES = 0x7FFF7FFF
-SIGNS = 0x80008000
 
 
 def _ptx(code: str, result: type, *operands: object) -> object:

@@ -1,0 +1,42 @@
+"""Runs every kernel once on small arrays, for tools that watch a process.
+
+Usage: python -m tests.native.run_every_kernel
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_fp4attn import SegmentIds, recipes, steps
+from jax_fp4attn.config import OperatorConfig, Visibility
+
+BATCH, QUERIES, KEYS, HEADS, KV_HEADS = 2, 130, 200, 4, 2
+
+
+def main() -> None:
+    visibility = Visibility(
+        query_lengths=jnp.array([130, 7]),
+        key_lengths=jnp.array([200, 131]),
+        segment_ids=SegmentIds(jnp.ones((BATCH, QUERIES), jnp.int32), jnp.ones((BATCH, KEYS), jnp.int32)),
+    )
+    for head_size in (64, 128):
+        rng = np.random.default_rng(0)
+        query, key, value = (
+            jnp.asarray(rng.standard_normal((BATCH, *shape, head_size)), jnp.bfloat16)
+            for shape in ((QUERIES, HEADS), (KEYS, KV_HEADS), (KEYS, KV_HEADS))
+        )
+        for recipe in (recipes.train, recipes.square, recipes.accurate):
+            config = OperatorConfig(recipe, 0.1, is_causal=False, window=None, implementation="cuda or reference")
+            for restrictions in (Visibility(), visibility):
+                for step in (steps.quantize, steps.quantize_for_training):
+                    arguments = (query, key, value, restrictions)
+                    jax.block_until_ready(jax.jit(lambda *x, s=step, c=config: s(c, *x))(*arguments))
+        config = OperatorConfig(recipes.train, 0.1, is_causal=False, window=None, implementation="cuda or reference")
+        lse = jnp.zeros((BATCH, HEADS, QUERIES))
+        rows = jax.jit(lambda *x, c=config: steps.row_operands(c, *x))
+        jax.block_until_ready(rows(query, lse, query, lse, jnp.ones((BATCH, KV_HEADS))))
+    print("every kernel ran")
+
+
+if __name__ == "__main__":
+    main()
