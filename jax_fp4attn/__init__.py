@@ -1,6 +1,6 @@
 """FP4 attention for JAX: one operator, the same codes and scales on every machine."""
 
-from jax_fp4attn import checkpoint_policies, formats, recipes, reference
+from jax_fp4attn import checkpoint_policies, formats, native, recipes, reference
 from jax_fp4attn.api import attention
 from jax_fp4attn.config import SegmentIds
 from jax_fp4attn.context import zigzag_order
@@ -18,6 +18,7 @@ __all__ = [
     "cross_compile",
     "export_disabled_checks",
     "formats",
+    "native",
     "recipes",
     "reference",
     "zigzag_order",

@@ -10,7 +10,7 @@ def export_disabled_checks() -> list[export.DisabledSafetyCheck]:
 
     JAX exports only custom calls that it promises to keep stable itself. Ours are versioned: a target name that ends in
     ``_v1`` keeps its operands, results and attributes, so an exported program runs wherever a library that has the
-    target is registered.
+    target is registered: by tracing a call of this package, or by :func:`jax_fp4attn.native.register`.
 
     Returns:
       For ``jax.export.export(..., disabled_checks=...)``.

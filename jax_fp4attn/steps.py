@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jax_fp4attn import native, reference
@@ -186,12 +187,15 @@ def _quantize(
     value: jax.Array,
     visibility: Visibility,
 ) -> Any:
-    query, key, value = (round_to_bfloat16(x).astype(jnp.bfloat16) for x in (query, key, value))
+    query, key, value = (
+        x if x.dtype == jnp.bfloat16 else round_to_bfloat16(x).astype(jnp.bfloat16) for x in (query, key, value)
+    )
     arguments = (query, key, value, visibility)
     if sequence_axis is not None and config.recipe.qk_tensor_scale == "amax":
         operands = function(*arguments)  # The amax is a maximum over shards, which no custom call takes.
     else:
         order = key_order(config.recipe, key.shape[1])
+        order = None if order is None else order.astype(np.int32)
         operands = _run(step, config, query.shape[3], {}, function, *arguments, kernel_arguments=(order,))
     return operands if config.context is None else _each_block_scaled(BlockScaled.in_rows, operands)
 

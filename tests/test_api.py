@@ -127,7 +127,7 @@ class TestRefusals:
             ({"recipe": {}}, TypeError, "recipe: expected a jax_fp4attn.Recipe"),
             ({"implementation": "xla"}, ValueError, "implementation: expected None, one of"),
             ({"implementation": ()}, ValueError, "implementation: expected None, one of"),
-            ({"implementation": "cuda"}, NotImplementedError, "implementation: cuda: .*no native library"),
+            ({"implementation": "cuda"}, NotImplementedError, "^implementation: cuda: ."),
         ],
     )
     def test_names_the_argument(self, changes, error, message):

@@ -3,6 +3,12 @@ import pytest
 from jax_fp4attn import implementations, native, recipes
 from jax_fp4attn.native import cross_compile
 from tests import kernels
+from tests.native import pretended
+
+
+@pytest.fixture(autouse=True)
+def _no_library(monkeypatch):
+    pretended.set_library(monkeypatch, None)
 
 
 def select(name, recipe=recipes.train, head_size=64, **options):

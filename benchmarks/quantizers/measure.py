@@ -43,7 +43,7 @@ class Measurement:
 
 
 def measure_copies(runs: int) -> dict[str, float]:
-    """Bandwidth of copies, bytes read and written: by a kernel and by the driver, of one tensor and of a large array."""
+    """Bandwidth of copies, bytes read and written: by a kernel and by the driver, of a tensor and of a large array."""
     functions: dict[str, Callable[[jax.Array], jax.Array]] = {
         "kernel": jax.jit(lambda x: x + jnp.bfloat16(1)),
         "driver": jax.jit(jnp.copy),

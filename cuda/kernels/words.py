@@ -50,6 +50,11 @@ def when(condition: cutlass.Boolean, a: cutlass.Numeric, b: cutlass.Numeric) -> 
     return type(a)(select_(condition, a, b))
 
 
+def multiply_add(a: Uint32, b: Uint32, c: Uint32) -> Uint32:
+    """``a * b + c``, modulo 2**32."""
+    return _ptx("mad.lo.u32 {$w0}, {$r0}, {$r1}, {$r2};", Uint32, a, b, c)
+
+
 def choose(mask: Uint32, a: Uint32, b: Uint32) -> Uint32:
     """Bits of ``a`` where the mask is set and of ``b`` elsewhere."""
     return _ptx("lop3.b32 {$w0}, {$r0}, {$r1}, {$r2}, 0xCA;", Uint32, mask, a, b)
@@ -70,14 +75,19 @@ def larger(a: Float32, b: Float32) -> Float32:
     return _ptx("max.f32 {$w0}, {$r0}, {$r1};", Float32, a, b)
 
 
+def smaller(a: Float32, b: Float32) -> Float32:
+    """Minimum of two numbers."""
+    return _ptx("min.f32 {$w0}, {$r0}, {$r1};", Float32, a, b)
+
+
 def rounded_product(a: Float32, b: Float32) -> Float32:
     """A product that is never contracted into an addition."""
     return _ptx("mul.rn.f32 {$w0}, {$r0}, {$r1};", Float32, a, b)
 
 
-def rounded_sum(a: Float32, b: Float32) -> Float32:
-    """A sum that is never contracted with a product."""
-    return _ptx("add.rn.f32 {$w0}, {$r0}, {$r1};", Float32, a, b)
+def reciprocal(a: Float32) -> Float32:
+    """The reciprocal, to one unit in the last place."""
+    return _ptx("rcp.approx.ftz.f32 {$w0}, {$r0};", Float32, a)
 
 
 def as_float(bits: Uint32) -> Float32:

@@ -1,7 +1,7 @@
 """The native implementation: custom calls, the names and attributes that they have, and where they can run."""
 
 from jax_fp4attn.native.availability import cross_compile, why_unavailable
-from jax_fp4attn.native.calls import call, target_name, target_names
+from jax_fp4attn.native.calls import call, register, target_name, target_names
 from jax_fp4attn.native.coverage import missing_kernel
 from jax_fp4attn.native.information import Info, info
 
@@ -11,6 +11,7 @@ __all__ = [
     "cross_compile",
     "info",
     "missing_kernel",
+    "register",
     "target_name",
     "target_names",
     "why_unavailable",

@@ -27,6 +27,8 @@ STEPS = (
     "partial_gradients",
 )
 
+STEPS_WITH_HANDLERS = ("quantize", "quantize_for_training", "row_operands")
+
 
 def target_name(step: str) -> str:
     """Name of a step's custom call."""
@@ -37,6 +39,27 @@ def target_name(step: str) -> str:
 def target_names() -> tuple[str, ...]:
     """Names of all custom calls."""
     return tuple(target_name(step) for step in STEPS)
+
+
+def register() -> None:
+    """Registers all handlers of the native library with XLA.
+
+    Only a process that runs programs without tracing a call, such as exported ones, has to call it; tracing registers
+    what it needs. It can be called any number of times.
+
+    Raises:
+      RuntimeError: If there is no library that this process can load; the message says why.
+
+    Example:
+      >>> import jax_fp4attn
+      >>> if jax_fp4attn.native.info().built_for is not None:
+      ...     jax_fp4attn.native.register()
+    """
+    loaded = library.load()
+    if isinstance(loaded, str):
+        raise RuntimeError(loaded)
+    for step in STEPS_WITH_HANDLERS:
+        library.register(target_name(step))
 
 
 def call(step: str, config: OperatorConfig, lengths: dict[str, int], results: Any, *arguments: Any) -> Any:

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from jax_fp4attn.native.calls import STEPS
+from jax_fp4attn.native.calls import STEPS, STEPS_WITH_HANDLERS
 from jax_fp4attn.recipe import Recipe
 
-STEPS_WITH_KERNELS = frozenset({"quantize", "quantize_for_training", "row_operands"})
+STEPS_WITH_KERNELS = frozenset(STEPS_WITH_HANDLERS)
 
 HEAD_SIZES = (64, 128)
 
@@ -47,7 +47,8 @@ def _obstacles(step: str, recipe: Recipe, head_size: int) -> Iterator[str]:
     yield from _other_than(recipe, "qk_scale_fold", "none", "k64_mse")
     yield from _other_than(recipe, "v_format", "mxfp4", "e4m3")
     rule = recipe.v_exponent_rule
-    if rule == "best_l2" or (isinstance(rule, float) and float(np.float32(rule)) != rule):
+    inexact = isinstance(rule, float) and float(np.float32(rule)) != rule
+    if recipe.v_format == "mxfp4" and (rule == "best_l2" or inexact):
         yield f"there is no kernel for v_exponent_rule={rule!r}"
     if step == "quantize_for_training":
         yield from _other_than(recipe, "backward", "fp8")

@@ -56,6 +56,7 @@ def _load(path: pathlib.Path) -> Library | str:
     try:
         handle = ctypes.CDLL(str(path))
         built = handle.jax_fp4attn_ffi_major(), handle.jax_fp4attn_ffi_minor()
+        _ = handle.jax_fp4attn_initialize
     except (OSError, AttributeError) as error:
         return f"the native library does not load ({error}); build it again with make native"
     running = running_ffi_version()
@@ -73,10 +74,15 @@ def register(target_name: str) -> None:
 
     Args:
       target_name: Of the custom call, which is also the symbol's.
+
+    Raises:
+      RuntimeError: If the library is of another version of the package and has no such handler.
     """
     library = load()
     if isinstance(library, Library):
-        handler = getattr(library.handle, target_name)
+        handler = getattr(library.handle, target_name, None)
+        if handler is None:
+            raise RuntimeError(f"the native library has no {target_name}; build it again with make native")
         stages = {"initialize": library.handle.jax_fp4attn_initialize, "execute": handler}
         capsules = {stage: jax.ffi.pycapsule(function) for stage, function in stages.items()}
         jax.ffi.register_ffi_target(target_name, capsules, platform="CUDA")

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 import jax_fp4attn
 from jax_fp4attn import SegmentIds, checkpoint_policies, recipes
 from tests import meshes
+from tests.custom_calls import calls, lower, targets
 from tests.meshes import gradients, one_device
 
 pytestmark = pytest.mark.usefixtures("every_step_has_a_kernel")
@@ -23,31 +24,8 @@ def shaped(*shapes):
     return [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
 
 
-def lower(function, *arguments, capability=(10, 0)):
-    with jax_fp4attn.cross_compile(capability):
-        return jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
-
-
 def attend(*operands, **options):
     return jax_fp4attn.attention(*operands, **{"is_causal": True, "implementation": "cuda", **options})
-
-
-def calls(program):
-    """(target, attributes, operand types, result types) of every custom call of the library, in order."""
-    found = re.findall(
-        r"custom_call @(jax_fp4attn_\w+)\(.*?\) \{.*?backend_config = \{(.*?)\}, .*?\} : \((.*?)\) -> (.*)", program
-    )
-    types = lambda text: re.findall(r"tensor<([^>]*)>", text)  # noqa: E731
-    return [(target, _attributes(text), types(operands), types(results)) for target, text, operands, results in found]
-
-
-def _attributes(text):
-    pairs = re.findall(r'(\w+) = ("[^"]*"|[^,]+)', text)
-    return {name: value.strip('"').split(" : ")[0] for name, value in pairs}
-
-
-def targets(program):
-    return [target for target, *_ in calls(program)]
 
 
 class TestOneDevice:

@@ -1,0 +1,717 @@
+"""What the C++ handlers launch and what they refuse, seen by a stand-in for the CUDA driver."""
+
+import ctypes
+import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_fp4attn import SegmentIds, native, recipes, reference
+from jax_fp4attn.config import OperatorConfig, Visibility
+from jax_fp4attn.native.attributes import recipe_attributes
+from jax_fp4attn.reference.tiles import key_order
+from tests.native.stand_in import handlers
+from tests.native.stand_in.handlers import Driver, Handlers, Launch
+
+BF16, F32, S32, U8 = jnp.bfloat16, jnp.float32, jnp.int32, jnp.uint8
+ERRORS = (jax.errors.JaxRuntimeError, ValueError)
+"""What the error of a handler becomes; the second where JAX finds the program in its cache."""
+STEPS = ("quantize", "quantize_for_training", "row_operands")
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory):
+    try:
+        return handlers.build(tmp_path_factory.mktemp("libraries"))
+    except handlers.UnavailableError as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture(scope="module")
+def loaded_driver(libraries):
+    return Driver(libraries.driver)
+
+
+@pytest.fixture
+def driver(loaded_driver):
+    loaded_driver.pretend()
+    loaded_driver.take()
+    return loaded_driver
+
+
+@pytest.fixture(scope="module")
+def shared(libraries):
+    """Handlers for the tests that do not care whether kernels are loaded; also under the names of the custom calls."""
+    shared = Handlers(*reversed(libraries))
+    for step in STEPS:
+        shared.register(step, native.target_name(step))
+    return shared
+
+
+@pytest.fixture
+def new_process(libraries):
+    """Makes handlers that have loaded nothing yet."""
+    return lambda driver=libraries.driver: Handlers(libraries.handlers, driver)
+
+
+class Shape(NamedTuple):
+    B: int
+    T: int
+    S: int
+    N: int
+    K: int
+    H: int
+
+
+def zeros(*shapes, dtype=BF16):
+    """Arrays in different places of memory."""
+    return [jnp.zeros(shape, dtype) for shape in shapes]
+
+
+def address(x):
+    return 0 if x is None else x.unsafe_buffer_pointer()
+
+
+def config_of(recipe):
+    return OperatorConfig(recipe, scale=0.125, is_causal=True, window=None)
+
+
+def run_step(step, function, recipe, *arguments, kernel_arguments=()):
+    """A step's custom call as the package makes it, with the reference's results."""
+    config = config_of(recipe)
+    results = jax.eval_shape(functools.partial(function, config), *arguments)
+    return jax.block_until_ready(native.call(step, config, {}, results, *arguments, *kernel_arguments))
+
+
+class Expected(NamedTuple):
+    """What a recipe's launches are; of the value's parameters, those that depend on the recipe."""
+
+    recipe: Any
+    rows: str
+    ties_toward_zero: int
+    value: str
+    parameters: dict[str, float]
+    has_order: bool = False
+
+
+def e4m3(recipe, multiplier):
+    return Expected(recipe, "quantize_rows", 0, "quantize_value_e4m3", {"multiplier": multiplier})
+
+
+def mxfp4(recipe, round_up_at, odd_weight=0, channels_per_scale=1, folded=False, has_order=False):
+    rows = "quantize_folded_rows" if folded else "quantize_rows"
+    parameters = {"round_up_at": round_up_at, "odd_weight": odd_weight, "channels_per_scale": channels_per_scale}
+    return Expected(recipe, rows, int(folded), "quantize_value_mxfp4", parameters, has_order)
+
+
+def with_rule(rule):
+    return dataclasses.replace(recipes.causal_mxfp4, v_exponent_rule=rule)
+
+
+EXPECTED = {
+    "train": e4m3(recipes.train, 4.0),
+    "fp8_pv": e4m3(recipes.fp8_pv, 1.0),
+    "square": mxfp4(recipes.square, 26, folded=True),
+    "fast": mxfp4(recipes.fast, 65, 1, folded=True),
+    "accurate": mxfp4(recipes.accurate, 65, 1, has_order=True),
+    "causal_mxfp4": mxfp4(recipes.causal_mxfp4, 65, 1),
+    "channels": mxfp4(dataclasses.replace(recipes.causal_mxfp4, v_channels_per_scale=32), 65, 1, 32),
+    "floor": mxfp4(with_rule("floor"), 256),
+    "ceil": mxfp4(with_rule("ceil"), 1),
+    # Between two mantissas of bfloat16: the greater one reaches it.
+    "threshold": mxfp4(with_rule(1.5 + 2**-12), 65),
+}
+
+
+def check_quantize(driver, expected, shape, query_grid, key_grid, training, visibility=Visibility()):  # noqa: B008
+    recipe = dataclasses.replace(expected.recipe, backward_multiplier=8.0)
+    B, T, S, N, K, H = shape
+    query, key, value = inputs = zeros((B, T, N, H), (B, S, K, H), (B, S, K, H))
+    step, function = "quantize", reference.quantize_operands
+    if training:
+        step, function = "quantize_for_training", reference.quantize_for_training
+    order = jnp.asarray(key_order(recipe, S), S32) if expected.has_order else None
+    operands = run_step(step, function, recipe, *inputs, visibility, kernel_arguments=(order,))
+    forward, backward = (operands.forward, operands) if training else (operands, reference.Operands(None, None, None))
+    segments = visibility.segment_ids or SegmentIds(None, None)
+    slots = math.ceil(S / 128) * 128
+
+    def rows_launch(source, grid, operand, columns, lengths, segments, num_rows, num_heads, code_rows):
+        rows = expected.rows if H == 128 else "quantize_rows"
+        parameters = {
+            "source": address(source),
+            "codes": address(operand.codes),
+            "pages": address(operand.scales),
+            "columns": address(columns),
+            "lengths": address(lengths),
+            "segments": address(segments),
+            "num_rows": num_rows,
+            "num_heads": num_heads,
+            "code_rows": code_rows,
+            "ties_toward_zero": expected.ties_toward_zero,
+            "multiplier": 8.0,
+        }
+        return Launch(f"{rows}_h{H}" + "_with_columns" * training, grid, parameters)
+
+    value_parameters = {
+        "source": address(value),
+        "published_rows": address(backward.value),
+        "lengths": address(visibility.key_lengths),
+        "segments": address(segments.key_value),
+        "num_rows": S,
+        "num_heads": K,
+        "row_multiplier": 8.0,
+        **expected.parameters,
+    }
+    if recipe.v_format == "mxfp4":
+        codes, pages = address(forward.value.codes), address(forward.value.scales)
+        value_parameters |= {"codes": codes, "pages": pages, "order": address(order)}
+    else:
+        value_parameters |= {"columns": address(forward.value)}
+
+    value_kernel = f"{expected.value}_h{H}" + "_ordered" * expected.has_order
+    lengths = visibility.query_lengths, visibility.key_lengths
+    launches = driver.launches()
+    assert launches == [
+        rows_launch(query, query_grid, forward.query, backward.query, lengths[0], segments.query, T, N, T),
+        rows_launch(key, key_grid, forward.key, backward.key, lengths[1], segments.key_value, S, K, slots),
+        Launch(value_kernel + "_with_rows" * training, key_grid, value_parameters),
+    ]
+
+
+both_modes = pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+
+
+@pytest.mark.usefixtures("shared")
+class TestQuantize:
+    @both_modes
+    @pytest.mark.parametrize("H", [64, 128])
+    @pytest.mark.parametrize("name", EXPECTED)
+    def test_recipes(self, driver, name, H, training):
+        check_quantize(driver, EXPECTED[name], Shape(2, 129, 127, 4, 2, H), (4, 2, 2), (2, 1, 2), training)
+
+    @both_modes
+    @pytest.mark.parametrize(
+        ("shape", "query_grid", "key_grid"),
+        [
+            (Shape(1, 1, 1, 1, 1, 64), (1, 1, 1), (1, 1, 1)),
+            (Shape(2, 127, 128, 4, 2, 64), (4, 1, 2), (2, 1, 2)),
+            (Shape(2, 128, 129, 4, 4, 128), (4, 1, 2), (4, 2, 2)),
+            (Shape(3, 129, 127, 6, 1, 128), (6, 2, 3), (1, 1, 3)),
+            (Shape(1, 257, 1000, 8, 2, 64), (8, 3, 1), (2, 8, 1)),
+        ],
+        ids=str,
+    )
+    def test_shapes(self, driver, shape, query_grid, key_grid, training):
+        check_quantize(driver, EXPECTED["train"], shape, query_grid, key_grid, training)
+        check_quantize(driver, EXPECTED["accurate"], shape, query_grid, key_grid, training)
+
+    @both_modes
+    @pytest.mark.parametrize("name", ["train", "accurate"])
+    @pytest.mark.parametrize("present", ["query", "key", "segments", "query, key, segments"])
+    def test_restrictions(self, driver, name, present, training):
+        lengths = zeros((2,), (2,), dtype=S32)
+        segments = SegmentIds(*zeros((2, 129), (2, 127), dtype=S32))
+        visibility = Visibility(
+            query_lengths=lengths[0] if "query" in present else None,
+            key_lengths=lengths[1] if "key" in present else None,
+            segment_ids=segments if "segments" in present else None,
+        )
+        shape = Shape(2, 129, 127, 4, 2, 128)
+        check_quantize(driver, EXPECTED[name], shape, (4, 2, 2), (2, 1, 2), training, visibility)
+
+
+@pytest.mark.usefixtures("shared")
+@pytest.mark.parametrize(
+    ("B", "T", "N", "K", "H", "grid"),
+    [
+        (1, 1, 1, 1, 64, (1, 1, 1)),
+        (2, 127, 4, 4, 128, (4, 1, 2)),
+        (2, 128, 6, 2, 64, (6, 1, 2)),
+        (3, 129, 8, 1, 128, (8, 2, 3)),
+    ],
+)
+def test_row_operands(driver, B, T, N, K, H, grid):
+    recipe = dataclasses.replace(recipes.train, backward_multiplier=8.0)
+    output, output_gradient = zeros((B, T, N, H), (B, T, N, H))
+    lse, lse_gradient, scale = zeros((B, N, T), (B, N, T), (B, K), dtype=F32)
+    arguments = (output, lse, output_gradient, lse_gradient, scale)
+    rows = run_step("row_operands", reference.row_operands, recipe, *arguments)
+    parameters = {
+        "output": address(output),
+        "output_gradient": address(output_gradient),
+        "lse": address(lse),
+        "lse_gradient": address(lse_gradient),
+        "gradient_scale": address(scale),
+        "published_rows": address(rows.output_gradient),
+        "columns": address(rows.output_gradient_columns),
+        "row_statistic": address(rows.row_statistic),
+        "num_rows": T,
+        "num_heads": N,
+        "heads_a_group": N // K,
+        "multiplier": 8.0,
+    }
+    assert driver.launches() == [Launch(f"publish_output_gradient_h{H}", grid, parameters)]
+
+
+class Call(NamedTuple):
+    """A custom call; types of the operands and results by the names in messages."""
+
+    step: str
+    operands: dict[str, jax.ShapeDtypeStruct]
+    results: dict[str, jax.ShapeDtypeStruct]
+    attributes: dict[str, Any]
+
+    def run(self, handlers):
+        operands = [np.zeros(x.shape, x.dtype) for x in self.operands.values()]
+        return handlers.call(self.step, operands, self.results.values(), **self.attributes)
+
+    def having(self, **attributes):
+        return self._replace(attributes=self.attributes | attributes)
+
+
+def types(shapes):
+    return {name: jax.ShapeDtypeStruct(shape, dtype) for name, (dtype, *shape) in shapes.items()}
+
+
+def quantize_call(recipe=recipes.train, shape=Shape(2, 129, 127, 4, 2, 64), *, training=False, restricted=False):  # noqa: B008
+    B, T, S, N, K, H = shape
+    query_tiles, key_tiles = math.ceil(T / 128), math.ceil(S / 128)
+    operands = {"query": (BF16, B, T, N, H), "key": (BF16, B, S, K, H), "value": (BF16, B, S, K, H)}
+    if restricted:
+        operands |= {"query_lengths": (S32, B), "key_lengths": (S32, B)}
+        operands |= {"segment_ids.query": (S32, B, T), "segment_ids.key_value": (S32, B, S)}
+    if recipe.anchor_order == "strided":
+        operands |= {"slot_order": (S32, S)}
+    results = {
+        "query.codes": (U8, B, N, T, H // 2),
+        "query.scales": (U8, B, N, query_tiles, H // 64, 512),
+        "key.codes": (U8, B, K, 128 * key_tiles, H // 2),
+        "key.scales": (U8, B, K, key_tiles, H // 64, 512),
+    }
+    if recipe.v_format == "mxfp4":
+        results |= {"value.codes": (U8, B, K, H, 64 * key_tiles), "value.scales": (U8, B, K, 1, key_tiles, 512)}
+    else:
+        results |= {"value": (U8, B, K, H, 128 * key_tiles)}
+    if training:
+        results |= {
+            "query for the backward": (U8, B, N, H, 128 * query_tiles),
+            "key for the backward": (U8, B, K, H, 128 * key_tiles),
+            "value for the backward": (U8, B, K, 128 * key_tiles, H),
+        }
+    flags = dict.fromkeys(["has_query_lengths", "has_key_lengths", "has_segment_ids"], restricted)
+    step = "quantize_for_training" if training else "quantize"
+    return Call(step, types(operands), types(results), {**flags, **recipe_attributes(recipe)})
+
+
+def row_operands_call(B=2, T=129, N=4, K=2, H=64):
+    rows = math.ceil(T / 128) * 128
+    operands = {
+        "output": (BF16, B, T, N, H),
+        "lse": (F32, B, N, T),
+        "output_gradient": (BF16, B, T, N, H),
+        "lse_gradient": (F32, B, N, T),
+        "gradient_scale": (F32, B, K),
+    }
+    results = {
+        "output_gradient": (U8, B, N, rows, H),
+        "output_gradient_columns": (U8, B, N, H, rows),
+        "row_statistic": (F32, B, N, T),
+    }
+    return Call("row_operands", types(operands), types(results), recipe_attributes(recipes.train))
+
+
+CALLS = {
+    "quantize": quantize_call(restricted=True),
+    "quantize_for_training": quantize_call(recipes.accurate, training=True, restricted=True),
+    "row_operands": row_operands_call(),
+}
+all_calls = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+
+
+@all_calls
+def test_calls_that_the_tests_below_spoil_are_right(shared, driver, call):
+    call.run(shared)
+    assert len(driver.launches()) == (1 if call.step == "row_operands" else 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "kernels"),
+    [
+        (quantize_call(shape=Shape(0, 129, 127, 4, 2, 64)), []),
+        (quantize_call(recipes.accurate, Shape(0, 129, 127, 4, 2, 128), training=True), []),
+        (quantize_call(shape=Shape(2, 0, 127, 4, 2, 64)), ["quantize_rows_h64", "quantize_value_e4m3_h64"]),
+        (quantize_call(shape=Shape(2, 129, 0, 4, 2, 64)), ["quantize_rows_h64"]),
+        (quantize_call(recipes.accurate, Shape(2, 0, 0, 4, 2, 64), training=True, restricted=True), []),
+        (quantize_call(shape=Shape(2, 129, 127, 0, 0, 64)), []),
+        (row_operands_call(B=0), []),
+        (row_operands_call(T=0), []),
+        (row_operands_call(N=0), []),
+        (row_operands_call(N=0, K=0), []),
+    ],
+)
+def test_what_is_empty_is_not_launched(shared, driver, call, kernels):
+    call.run(shared)
+    assert [launch.kernel for launch in driver.launches()] == kernels
+
+
+def refused(shared, driver, call, message, code="INVALID_ARGUMENT"):
+    with pytest.raises(ERRORS) as raised:
+        call.run(shared)
+    assert str(raised.value).startswith(f"{code}: jax_fp4attn: {message}")
+    assert driver.launches() == []
+
+
+# Operands that may choose dimensions.
+ANY = {
+    "query": "[any, any, any, any]",
+    "key": "[2, any, any, 64]",
+    "output": "[any, any, any, any]",
+    "gradient_scale": "[2, any]",
+}
+DIVIDED_HEADS = "expected query heads that the key/value heads divide"
+BUFFERS = [
+    pytest.param(call, kind, name, id=f"{call.step}-{kind}-{name}")
+    for call in CALLS.values()
+    for kind, found in (("operand", call.operands), ("result", call.results))
+    for name in found
+]
+all_buffers = pytest.mark.parametrize(("call", "kind", "name"), BUFFERS)
+
+
+def with_buffer(call, kind, name, shape=None, dtype=None):
+    found = getattr(call, kind + "s")
+    old = found[name]
+    new = jax.ShapeDtypeStruct(old.shape if shape is None else tuple(shape), old.dtype if dtype is None else dtype)
+    return call._replace(**{kind + "s": found | {name: new}})
+
+
+def text(struct):
+    return f"{struct.dtype} {list(struct.shape)}"
+
+
+def mismatch(call, kind, name, changed):
+    expected, got = (getattr(x, kind + "s")[name] for x in (call, changed))
+    expected = f"{expected.dtype} {ANY[name]}" if kind == "operand" and name in ANY else text(expected)
+    return f"{call.step}: {kind} {name}: expected {expected}, got {text(got)}"
+
+
+class TestMalformedBuffers:
+    @all_buffers
+    def test_dtype(self, shared, driver, call, kind, name):
+        wrong = {BF16: F32, F32: BF16, S32: F32, U8: S32}
+        dtype = getattr(call, kind + "s")[name].dtype
+        changed = with_buffer(call, kind, name, dtype=wrong[dtype.type])
+        refused(shared, driver, changed, mismatch(call, kind, name, changed))
+
+    def test_dtype_that_no_kernel_has(self, shared, driver):
+        changed = with_buffer(CALLS["quantize"], "operand", "key", dtype=jnp.float16)
+        message = "quantize: operand key: expected bfloat16 [2, any, any, 64], got another type [2, 127, 2, 64]"
+        refused(shared, driver, changed, message)
+
+    @all_buffers
+    def test_rank(self, shared, driver, call, kind, name):
+        shape = getattr(call, kind + "s")[name].shape
+        for wrong in ((*shape, 1), shape[:-1]):
+            changed = with_buffer(call, kind, name, shape=wrong)
+            refused(shared, driver, changed, mismatch(call, kind, name, changed))
+
+    @all_buffers
+    def test_dimensions(self, shared, driver, call, kind, name):
+        shape = getattr(call, kind + "s")[name].shape
+        free = ANY.get(name, "").split(", ") if kind == "operand" else []
+        for axis, size in enumerate(shape):
+            if axis < len(free) and "any" in free[axis]:
+                continue
+            changed = with_buffer(call, kind, name, shape=[*shape[:axis], size + 1, *shape[axis + 1 :]])
+            refused(shared, driver, changed, mismatch(call, kind, name, changed))
+
+    @pytest.mark.parametrize(
+        ("step", "name", "shape", "message"),
+        [
+            ("quantize", "query", (3, 129, 4, 64), "operand key: expected bfloat16 [3, any, any, 64]"),
+            ("quantize", "query", (2, 128, 4, 64), "operand segment_ids.query: expected int32 [2, 128]"),
+            ("quantize", "query", (2, 129, 5, 64), "result query.codes: expected uint8 [2, 5, 129, 32]"),
+            ("quantize", "query", (2, 129, 4, 65), "operand key: expected bfloat16 [2, any, any, 65]"),
+            ("quantize", "key", (2, 126, 2, 64), "operand value: expected bfloat16 [2, 126, 2, 64]"),
+            ("quantize", "key", (2, 127, 3, 64), "operand value: expected bfloat16 [2, 127, 3, 64]"),
+            ("row_operands", "output", (3, 129, 4, 64), "operand lse: expected float32 [3, 4, 129]"),
+            ("row_operands", "output", (2, 128, 4, 64), "operand lse: expected float32 [2, 4, 128]"),
+            ("row_operands", "output", (2, 129, 5, 64), "operand lse: expected float32 [2, 5, 129]"),
+            ("row_operands", "output", (2, 129, 4, 128), "operand output_gradient: expected bfloat16 [2, 129, 4, 128]"),
+            ("row_operands", "gradient_scale", (2, 3), f"{DIVIDED_HEADS}, got 4 and 3"),
+            ("row_operands", "gradient_scale", (2, 0), f"{DIVIDED_HEADS}, got 4 and 0"),
+        ],
+    )
+    def test_operands_that_disagree(self, shared, driver, step, name, shape, message):
+        call = with_buffer(CALLS[step], "operand", name, shape=shape)
+        refused(shared, driver, call, f"{step}: {message}")
+
+    @all_calls
+    def test_missing_operands(self, shared, driver, call):
+        for count in range(len(call.operands)):
+            names = list(call.operands)
+            changed = call._replace(operands={name: call.operands[name] for name in names[:count]})
+            refused(shared, driver, changed, f"{call.step}: expected an operand {names[count]}, got {count} operands")
+
+    @all_calls
+    def test_missing_results(self, shared, driver, call):
+        for count in range(1, len(call.results)):
+            names = list(call.results)
+            changed = call._replace(results={name: call.results[name] for name in names[:count]})
+            refused(shared, driver, changed, f"{call.step}: expected a result {names[count]}, got {count} results")
+
+    @all_calls
+    @pytest.mark.parametrize("kind", ["operands", "results"])
+    def test_surplus(self, shared, driver, call, kind):
+        counts = {"operands": len(call.operands), "results": len(call.results)}
+        expected = f"expected {counts['operands']} operands and {counts['results']} results"
+        counts[kind] += 1
+        got = f"got {counts['operands']} and {counts['results']}"
+        changed = call._replace(**{kind: getattr(call, kind) | types({"surplus": (U8, 1)})})
+        refused(shared, driver, changed, f"{call.step}: {expected}, {got}")
+
+    def test_a_restriction_that_is_announced_and_not_there(self, shared, driver):
+        call = quantize_call().having(has_key_lengths=True)
+        refused(shared, driver, call, "quantize: expected an operand key_lengths, got 3 operands")
+
+
+ATTRIBUTES = {
+    "quantize": {
+        "has_query_lengths": "bool",
+        "has_key_lengths": "bool",
+        "has_segment_ids": "bool",
+        "recipe_qk_format": "string",
+        "recipe_qk_tensor_scale": "string",
+        "recipe_qk_scale_fold": "string",
+        "recipe_qk_ties": "string",
+        "recipe_v_format": "string",
+        "recipe_v_multiplier": "float32",
+        "recipe_backward_multiplier": "float32",
+    },
+    "quantize_for_training": {
+        "recipe_v_exponent_rule": "float32",
+        "recipe_v_channels_per_scale": "int32",
+        "recipe_row_reference": "string",
+        "recipe_anchor_order": "string",
+        "recipe_backward": "string",
+        "recipe_backward_qk": "string",
+    },
+    "row_operands": {"recipe_backward": "string", "recipe_backward_multiplier": "float32"},
+}
+
+
+class TestMalformedAttributes:
+    @pytest.mark.parametrize(
+        ("call", "name", "kind"),
+        [(CALLS[step], name, kind) for step, names in ATTRIBUTES.items() for name, kind in names.items()],
+        ids=[f"{step}-{name}" for step, names in ATTRIBUTES.items() for name in names],
+    )
+    def test_missing_or_of_another_type(self, shared, driver, call, name, kind):
+        expected = f"{call.step}: expected an attribute {name} of type {kind}, got"
+        missing = call._replace(attributes={key: value for key, value in call.attributes.items() if key != name})
+        refused(shared, driver, missing, f"{expected} none")
+        # JAX takes attributes that are equal for the same, whatever their types are; nothing equals -7.
+        refused(shared, driver, call.having(**{name: np.int16(-7)}), f"{expected} another type")
+
+    @pytest.mark.parametrize(
+        ("call", "name", "value", "expected"),
+        [
+            (CALLS["quantize"], "recipe_qk_format", "bf16", "nvfp4"),
+            (CALLS["quantize"], "recipe_qk_tensor_scale", "amax", "unit"),
+            (CALLS["quantize"], "recipe_qk_scale_fold", "k64_max", "none or k64_mse"),
+            (CALLS["quantize"], "recipe_qk_ties", "away", "even or toward_zero"),
+            (CALLS["quantize"], "recipe_v_format", "nvfp4", "mxfp4 or e4m3"),
+            (CALLS["quantize_for_training"], "recipe_v_exponent_rule", "best_l2", "floor, ceil, rte or a number"),
+            (CALLS["quantize_for_training"], "recipe_backward", "bf16", "fp8"),
+            (CALLS["quantize_for_training"], "recipe_backward_qk", "represented", "source"),
+            (CALLS["row_operands"], "recipe_backward", "bf16", "fp8"),
+        ],
+    )
+    def test_recipe_without_a_kernel(self, shared, driver, call, name, value, expected):
+        prefix = "" if name == "recipe_v_exponent_rule" else f"{call.step}: "
+        message = f"{prefix}{name}: expected {expected}, got {value}"
+        refused(shared, driver, call.having(**{name: value}), message, code="UNIMPLEMENTED")
+
+    def test_inference_does_not_ask_for_the_backward(self, shared, driver):
+        CALLS["quantize"].having(recipe_backward="bf16", recipe_backward_qk="represented").run(shared)
+        assert len(driver.launches()) == 3
+
+    @pytest.mark.parametrize("threshold", [1.0, 2.0, math.nan])
+    def test_exponent_rule_out_of_range(self, shared, driver, threshold):
+        call = CALLS["quantize_for_training"].having(recipe_v_exponent_rule=np.float32(threshold))
+        message = f"recipe_v_exponent_rule: expected a number between 1 and 2, got {threshold:g}"
+        refused(shared, driver, call, message)
+
+    def test_channels_per_scale(self, shared, driver):
+        call = CALLS["quantize_for_training"].having(recipe_v_channels_per_scale=np.int32(2))
+        message = "recipe_v_channels_per_scale: expected 1 or 32, got 2"
+        refused(shared, driver, call, message, code="UNIMPLEMENTED")
+
+
+MOST_ROWS = 65535 * 128
+
+
+class TestSizes:
+    @pytest.mark.parametrize("H", [16, 96, 256])
+    def test_head_size(self, shared, driver, H):
+        message = f"expected a head size of 64 or 128, got {H}"
+        call = quantize_call(shape=Shape(2, 129, 127, 4, 2, H))
+        refused(shared, driver, call, message, code="UNIMPLEMENTED")
+        refused(shared, driver, row_operands_call(H=H), message, code="UNIMPLEMENTED")
+
+    # Without heads these arrays are empty.
+    @pytest.mark.parametrize(
+        "call",
+        [
+            quantize_call(shape=Shape(65535, 1, 1, 0, 0, 64)),
+            row_operands_call(B=65535, T=1, N=0, K=0),
+            row_operands_call(B=1, T=MOST_ROWS, N=0, K=0),
+        ],
+    )
+    def test_largest(self, shared, call):
+        call.run(shared)
+
+    @pytest.mark.parametrize(
+        ("call", "message"),
+        [
+            (quantize_call(shape=Shape(65536, 1, 1, 0, 0, 64)), "a batch of at most 65535, got 65536"),
+            (quantize_call(shape=Shape(1, MOST_ROWS + 1, 1, 0, 0, 64)), "at most 8388480 rows, got 8388481"),
+            (quantize_call(shape=Shape(1, 1, MOST_ROWS + 1, 0, 0, 64)), "at most 8388480 rows, got 8388481"),
+            (row_operands_call(B=65536, T=1, N=0, K=0), "a batch of at most 65535, got 65536"),
+            (row_operands_call(B=1, T=MOST_ROWS + 1, N=0, K=0), "at most 8388480 rows, got 8388481"),
+        ],
+    )
+    def test_too_large(self, shared, driver, call, message):
+        not_empty = call._replace(results=call.results | types({"another": (U8, 1)}))
+        refused(shared, driver, not_empty, f"expected {message}")
+
+
+class TestLoading:
+    @pytest.mark.parametrize(
+        ("capability", "target"), [((9, 0), "sm_90a"), ((10, 0), "sm_100f"), ((10, 3), "sm_100f")], ids=str
+    )
+    def test_image(self, new_process, driver, capability, target):
+        driver.pretend(capability)
+        CALLS["quantize"].run(new_process())
+        calls = driver.take()
+        (load,) = (call for call in calls if call["call"] == "cuLibraryLoadData")
+        cubin = (handlers.BUILT / f"kernels.{target}.cubin").read_bytes()
+        assert ctypes.string_at(load["image"], load["bytes"]) == cubin
+        assert load["options"] == 0
+        entries = {call["entry"] for call in calls if call["call"] == "cuLibraryGetKernel"}
+        assert entries == {kernel["entry"] for kernel in handlers.manifest().values()}
+
+    @pytest.mark.parametrize("capability", [(8, 9), (9, 1), (10, 1), (11, 0), (12, 0)], ids=str)
+    def test_another_compute_capability(self, new_process, driver, capability):
+        driver.pretend(capability)
+        message = (
+            f"expected a GPU of compute capability 9.0, 10.0 or 10.3, got {capability[0]}.{capability[1]}; "
+            "use implementation='reference'"
+        )
+        refused(new_process(), driver, CALLS["quantize"], message)
+
+    def test_once_for_all_launches_and_devices(self, new_process, driver):
+        process = new_process()
+        process.call("load_kernels")
+        assert len(driver.take("cuLibraryLoadData")) == 1
+        for device in (0, 1, 0, 1):
+            driver.pretend(device=device)
+            for call in CALLS.values():
+                call.run(process)
+        calls = driver.take()
+        names = [call["call"] for call in calls]
+        assert names.count("cuLaunchKernelEx") == 4 * (3 + 3 + 1)
+        assert "cuLibraryLoadData" not in names
+        assert "cuLibraryGetKernel" not in names
+        assert {call["device"] for call in calls if call["call"] == "cuLaunchKernelEx"} == {0, 1}
+        # Device 0 was known before.
+        assert {call["device"] for call in calls if call["call"] == "cuDeviceGetAttribute"} == {1}
+
+    def test_devices_of_two_generations(self, new_process, driver):
+        process = new_process()
+        images = []
+        for device, capability in enumerate([(9, 0), (10, 0), (10, 3), (9, 0)]):
+            driver.pretend(capability, device)
+            process.call("load_kernels")
+            images += [load["bytes"] for load in driver.take("cuLibraryLoadData")]
+        assert images == [(handlers.BUILT / f"kernels.{target}.cubin").stat().st_size for target in handlers.TARGETS]
+
+    def test_loading_launches_nothing(self, new_process, driver):
+        new_process().call("load_kernels")
+        assert driver.launches() == []
+
+    def test_shared_memory_above_the_limit_needs_an_attribute_on_each_device(self, new_process, driver):
+        process = new_process()
+        for device in (0, 3):
+            driver.pretend(device=device)
+            process.call("load_kernels")
+            process.call("load_kernels")
+        set_max_dynamic_shared_size = 8
+        calls = driver.take("cuKernelSetAttribute")
+        assert [(call["attribute"], call["value"], call["device"]) for call in calls] == [
+            (set_max_dynamic_shared_size, handlers.LIMIT + 1, 0),
+            (set_max_dynamic_shared_size, handlers.LIMIT + 1, 3),
+        ]
+
+    def test_parameters_of_another_kernel(self, shared, driver):
+        with pytest.raises(ERRORS) as raised:
+            shared.call("launch_by_name", results=[jax.ShapeDtypeStruct((1,), U8)], name="quantize_rows_h64")
+        assert "quantize_rows_h64: expected parameters ppppppiiiif, got f" in str(raised.value)
+        assert driver.launches() == []
+
+    def test_unknown_kernel(self, shared):
+        with pytest.raises(ERRORS, match="no kernel is called nothing"):
+            shared.call("launch_by_name", results=[jax.ShapeDtypeStruct((1,), U8)], name="nothing")
+
+
+class TestDriverFailures:
+    @pytest.mark.parametrize(
+        "function",
+        [
+            "cuCtxGetDevice",
+            "cuDeviceGetAttribute",
+            "cuLibraryLoadData",
+            "cuLibraryGetKernel",
+            "cuKernelSetAttribute",
+            "cuLaunchKernelEx",
+        ],
+    )
+    def test_the_drivers_text(self, new_process, driver, function):
+        process, call = new_process(), CALLS["quantize"]
+        driver.fail(function, 719)
+        with pytest.raises(ERRORS) as raised:
+            call.run(process)
+        assert str(raised.value).startswith(f"INTERNAL: jax_fp4attn: {function} failed with 719: text of error 719")
+        # The first launch that fails is the last.
+        assert len(driver.launches()) == (1 if function == "cuLaunchKernelEx" else 0)
+        driver.pretend()
+        call.run(process)
+        assert len(driver.launches()) == 3
+
+    def test_error_without_a_text(self, new_process, driver):
+        driver.fail("cuLaunchKernelEx", 1000)
+        with pytest.raises(ERRORS, match="cuLaunchKernelEx failed with 1000: unknown error"):
+            CALLS["quantize"].run(new_process())
+
+    def test_no_driver(self, new_process, tmp_path):
+        process = new_process(tmp_path / "libcuda.so.1")
+        for _ in range(2):
+            with pytest.raises(ERRORS) as raised:
+                CALLS["quantize"].run(process)
+            assert str(raised.value).startswith("UNAVAILABLE: jax_fp4attn: no CUDA driver: ")
+            assert "libcuda.so.1: cannot open shared object file" in str(raised.value)
+
+    def test_old_driver(self, new_process, libraries, tmp_path):
+        # One of its functions has another name.
+        old = tmp_path / "libcuda.so.1"
+        old.write_bytes(libraries.driver.read_bytes().replace(b"cuLibraryLoadData", b"cuLibraryXoadData"))
+        with pytest.raises(ERRORS) as raised:
+            CALLS["quantize"].run(new_process(old))
+        message = "UNAVAILABLE: jax_fp4attn: the CUDA driver has no cuLibraryLoadData; version 12.3 or newer is needed"
+        assert str(raised.value).startswith(message)
