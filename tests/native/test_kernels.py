@@ -265,7 +265,7 @@ class TestExecution:
         assert_same_bytes(results, expected)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck", "synccheck"])
+    @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
     def test_sanitizer(self, tool):
         sanitizer = shutil.which("compute-sanitizer")
         if sanitizer is None:
