@@ -35,7 +35,7 @@ accuracy: $(VENV)/.installed-examples ## Measure the accuracy of each recipe
 	$(BIN) -m benchmarks.accuracy
 
 clean: ## Remove .venv, caches and build products
-	rm -rf $(VENV) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache jax_fp4attn/native/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One stamp for each extra that has been installed, renewed when pyproject.toml changes.

@@ -264,6 +264,17 @@ class TestExecution:
             thread.join()
         assert_same_bytes(results, expected)
 
+    def test_every_device(self):
+        devices = jax.devices("cuda")
+        if len(devices) < 2:
+            pytest.skip(f"needs two CUDA devices, found {len(devices)}")
+        inputs = make_inputs("random", SHAPES[1], 128)
+        program = jax.jit(self.quantize)
+        results = [program(*jax.device_put(inputs, device)) for device in devices]
+        for device, result in zip(devices, results, strict=True):
+            assert all(x.devices() == {device} for x in jax.tree.leaves(result))
+            assert_same_bytes(result, results[0])
+
     @pytest.mark.slow
     @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
     def test_sanitizer(self, tool):
