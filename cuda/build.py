@@ -10,6 +10,7 @@ import argparse
 import concurrent.futures
 import os
 import pathlib
+import shlex
 import shutil
 import subprocess
 import sys
@@ -78,12 +79,12 @@ def link(sources: list[pathlib.Path], kernels: pathlib.Path, library: pathlib.Pa
     Returns:
       ``library``.
     """
-    compiler = os.environ.get("CXX", "g++")
+    compiler = shlex.split(os.environ.get("CXX", "g++"))
     includes = [f"-I{kernels}", f"-I{HERE / 'ffi'}"]
     for directory in (ffi_headers(), driver_headers()):
         includes += ["-isystem", str(directory)]
     define = f'-DFP4ATTN_IMAGES="{kernels.resolve()}"'
-    subprocess.run([compiler, *_FLAGS, define, *includes, *sources, *_LINK_FLAGS, "-o", library], check=True)
+    subprocess.run([*compiler, *_FLAGS, define, *includes, *sources, *_LINK_FLAGS, "-o", library], check=True)
     return library
 
 

@@ -219,7 +219,8 @@ def _run(
     """Runs a step by the implementation of the call; ``kernel_arguments`` are further ones of the custom call."""
     if config.implementation == "reference":
         return function(*arguments)
-    missing = native.missing_kernel(step, config.recipe, head_size)
+    batch = jax.tree.leaves(arguments)[0].shape[0]
+    missing = native.missing_kernel(step, config.recipe, head_size, batch)
     if missing is not None and config.implementation == "cuda":
         raise NotImplementedError(f"implementation: cuda: {missing}; use None or 'reference'")
     if missing is not None:

@@ -26,6 +26,12 @@ __all__ = [
     "get_requires_for_build_wheel",
 ]
 
+# Hatchling has them where a frontend can use them; without them one would have to build a wheel to read its metadata.
+for _name in ("prepare_metadata_for_build_wheel", "prepare_metadata_for_build_editable"):
+    if hasattr(hatchling, _name):
+        globals()[_name] = getattr(hatchling, _name)
+        __all__.append(_name)
+
 # Handlers run on this version of XLA's FFI and on newer ones, so a wheel is built for the oldest that is supported.
 _OLDEST_JAXLIB = "jaxlib==0.9.1"
 

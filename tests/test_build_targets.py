@@ -89,7 +89,7 @@ class _Evaluator:
             args=tuple(attributes.get("args", ())),
         )
 
-    def glob(self, include: Iterable[str], exclude: Iterable[str] = ()) -> list[str]:
+    def glob(self, include: Iterable[str], exclude: Iterable[str] = (), allow_empty: bool = True) -> list[str]:
         """Like Bazel's: sorted, and without the files of packages further in."""
 
         def matches(path: str, patterns: Iterable[str]) -> bool:

@@ -113,7 +113,7 @@ class TestHook:
         return commands
 
     def initialize(self, hook, version, root=ROOT):
-        build_data = {"artifacts": ["*.txt"], "pure_python": True}
+        build_data = {"force_include": {}, "pure_python": True}
         hook.NativeLibraryHook(str(root), {}, None, None, "", "wheel").initialize(version, build_data)
         return build_data
 
@@ -121,26 +121,27 @@ class TestHook:
         assert hook.NativeLibraryHook.PLUGIN_NAME == "custom"
 
     def test_a_wheel_gets_the_library_and_its_tag(self, hook, runs):
+        library = ROOT / "build" / "wheel" / "libjax_fp4attn.so"
         assert self.initialize(hook, "standard") == {
-            "artifacts": ["*.txt", LIBRARY],
+            "force_include": {str(library): LIBRARY},
             "pure_python": False,
             "tag": "py3-none-manylinux_2_17_x86_64",
         }
         (build, options), (read, _) = runs
-        assert build == [sys.executable, "cuda/build.py", "--install"]
+        assert build == [sys.executable, "cuda/build.py", "--out", "build/wheel"]
         assert options["cwd"] == str(ROOT)
-        assert read == ["objdump", "-T", ROOT / LIBRARY]
+        assert read == ["objdump", "-T", library]
 
     @pytest.mark.parametrize("machine", [("Linux", "x86_64"), *OTHER_MACHINES], ids="-".join)
     def test_an_editable_installation_is_left_alone(self, machine, hook, runs, monkeypatch):
         set_machine(monkeypatch, *machine)
-        assert self.initialize(hook, "editable") == {"artifacts": ["*.txt"], "pure_python": True}
+        assert self.initialize(hook, "editable") == {"force_include": {}, "pure_python": True}
         assert runs == []
 
     @on_other_machines
     def test_other_machines_get_pure_python(self, machine, hook, runs, monkeypatch):
         set_machine(monkeypatch, *machine)
-        assert self.initialize(hook, "standard") == {"artifacts": ["*.txt"], "pure_python": True}
+        assert self.initialize(hook, "standard") == {"force_include": {}, "pure_python": True}
         assert runs == []
 
     def test_a_wheel_is_not_made_without_the_library(self, hook, tmp_path):
@@ -148,6 +149,26 @@ class TestHook:
         (tmp_path / "cuda" / "build.py").write_text("raise SystemExit(3)")
         with pytest.raises(subprocess.CalledProcessError, match="exit status 3"):
             self.initialize(hook, "standard", tmp_path)
+
+    def test_pure_python_can_be_asked_for(self, hook, runs, monkeypatch):
+        monkeypatch.setenv("JAX_FP4ATTN_NATIVE", "0")
+        assert self.initialize(hook, "standard") == {"force_include": {}, "pure_python": True}
+        assert runs == []
+
+    @pytest.mark.parametrize("missing", ["objdump", "g++"])
+    def test_a_missing_tool_is_named_before_anything_is_built(self, missing, hook, runs, monkeypatch):
+        monkeypatch.delenv("CXX", raising=False)
+        monkeypatch.setattr(shutil, "which", lambda tool: None if tool == missing else f"/bin/{tool}")
+        with pytest.raises(FileNotFoundError, match=rf"{re.escape(missing)}: needed to build .*JAX_FP4ATTN_NATIVE=0"):
+            self.initialize(hook, "standard")
+        assert runs == []
+
+    @pytest.mark.parametrize("symbol", ["GLIBCXX_3.4.30", "CXXABI_1.3.14"])
+    def test_a_newer_c_plus_plus_runtime_is_refused(self, symbol, hook, runs, monkeypatch):
+        symbols = subprocess.CompletedProcess([], 0, stdout=f"{SYMBOLS}\n0 DF *UND* 0 ({symbol}) f")
+        monkeypatch.setattr(subprocess, "run", lambda *_, **__: symbols)
+        with pytest.raises(RuntimeError, match="C\\+\\+ runtime is too new for a wheel"):
+            self.initialize(hook, "standard")
 
     @pytest.mark.skipif(not BUILT.is_file(), reason=f"needs {BUILT.name}, from python cuda/build.py")
     def test_tag_of_the_real_library(self, hook):
@@ -161,10 +182,11 @@ class TestHook:
 
 # Stands in for cuda/build.py, which takes minutes.
 BUILD_SCRIPT = """
-import subprocess, sys
-assert sys.argv[1:] == ["--install"]
+import pathlib, subprocess, sys
+assert sys.argv[1:] == ["--out", "build/wheel"]
 source = b"#include <stdlib.h>\\nvoid* f(void) { return malloc(1); }"
-library = "jax_fp4attn/native/libjax_fp4attn.so"
+library = "build/wheel/libjax_fp4attn.so"
+pathlib.Path(library).parent.mkdir(parents=True)
 subprocess.run(["cc", "-shared", "-fPIC", "-xc", "-", "-o", library], input=source, check=True)
 """
 

@@ -64,6 +64,10 @@ class TestWithoutAName:
     def test_steps_with_a_kernel_are_custom_calls(self, recipe, head_size, forward, backward):
         assert forward_and_backward(recipe, head_size) == (forward, backward)
 
+    def test_batches_beyond_the_grid_are_the_reference(self):
+        x = jax.ShapeDtypeStruct((65536, 1, 1, 64), jnp.bfloat16)
+        assert targets(lower(attend(), x, x, x)) == []
+
     def test_other_steps_are_the_reference(self):
         arguments = shaped()
         program = lower(gradients(attend()), *arguments)

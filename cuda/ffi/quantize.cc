@@ -30,7 +30,11 @@ class QuantizeCall {
  public:
   QuantizeCall(std::string_view step, bool for_training, CUstream stream, ffi::RemainingArgs operands,
                ffi::RemainingRets results, ffi::Dictionary attributes)
-      : for_training_(for_training), stream_(stream), arguments_(step, operands, results), attributes_(step, attributes) {}
+      : step_(step),
+        for_training_(for_training),
+        stream_(stream),
+        arguments_(step, operands, results),
+        attributes_(step, attributes) {}
 
   void Run() {
     TakeAttributes();
@@ -67,7 +71,7 @@ class QuantizeCall {
       exponent_rule_ = ExponentRule();
       channels_per_scale_ = attributes_.Integer("recipe_v_channels_per_scale");
       if (channels_per_scale_ != 1 && channels_per_scale_ != 32) {
-        Fail(ffi::ErrorCode::kUnimplemented, "recipe_v_channels_per_scale: expected 1 or 32, got ",
+        Fail(ffi::ErrorCode::kUnimplemented, step_, ": recipe_v_channels_per_scale: expected 1 or 32, got ",
              channels_per_scale_);
       }
     } else {
@@ -85,7 +89,8 @@ class QuantizeCall {
     const ffi::AnyBuffer key = arguments_.Operand("key", BF16, {q[0], -1, -1, q[3]});
     const auto k = key.dimensions();
     sizes_ = {q[0], q[1], k[1], q[2], k[2], q[3]};
-    CheckSizes(sizes_.batch, std::max(sizes_.num_queries, sizes_.num_keys), sizes_.head_size);
+    CheckSizes(step_, sizes_.batch, std::max(sizes_.num_queries, sizes_.num_keys),
+               std::max(sizes_.query_heads, sizes_.kv_heads), sizes_.head_size);
     query_ = query.untyped_data();
     key_ = key.untyped_data();
     value_ = arguments_.Operand("value", BF16, {q[0], k[1], k[2], q[3]}).untyped_data();
@@ -121,7 +126,8 @@ class QuantizeCall {
   }
 
   std::string Kernel(const char* name, const char* suffix, const char* training_suffix) const {
-    return std::string(name) + "_h" + std::to_string(sizes_.head_size) + suffix + (for_training_ ? training_suffix : "");
+    const std::string base = std::string(name) + "_h" + std::to_string(sizes_.head_size) + suffix;
+    return for_training_ ? base + training_suffix : base;
   }
 
   void QuantizeRows(void* source, const Limits& limits, void* codes, void* pages, void* columns, int64_t num_rows,
@@ -129,8 +135,8 @@ class QuantizeCall {
     const Grid grid = TileGrid(heads, num_rows, sizes_.batch);
     const int32_t rows = num_rows, num_heads = heads, written_rows = code_rows;
     const char* name = IsFolded() ? "quantize_folded_rows" : "quantize_rows";
-    Launch(stream_, Kernel(name, "", "_with_columns"), grid, source, codes, pages, columns, limits.lengths, limits.segments,
-           rows, num_heads, written_rows, ties_toward_zero_, backward_multiplier_);
+    Launch(stream_, Kernel(name, "", "_with_columns"), grid, source, codes, pages, columns, limits.lengths,
+           limits.segments, rows, num_heads, written_rows, ties_toward_zero_, backward_multiplier_);
   }
 
   void QuantizeValueE4m3() const {
@@ -143,8 +149,9 @@ class QuantizeCall {
   void QuantizeValueMxfp4() const {
     const Grid grid = TileGrid(sizes_.kv_heads, sizes_.num_keys, sizes_.batch);
     const int32_t rows = sizes_.num_keys, heads = sizes_.kv_heads;
-    Launch(stream_, Kernel("quantize_value_mxfp4", HasSlotOrder() ? "_ordered" : "", "_with_rows"), grid, value_, value_codes_, value_pages_, value_rows_,
-           key_limits_.lengths, key_limits_.segments, slot_order_, rows, heads, channels_per_scale_,
+    const std::string name = Kernel("quantize_value_mxfp4", HasSlotOrder() ? "_ordered" : "", "_with_rows");
+    Launch(stream_, name, grid, value_, value_codes_, value_pages_, value_rows_, key_limits_.lengths,
+           key_limits_.segments, slot_order_, rows, heads, channels_per_scale_,
            exponent_rule_.round_up_at, exponent_rule_.odd_weight, backward_multiplier_);
   }
 
@@ -159,7 +166,8 @@ class QuantizeCall {
     if (!attributes_.IsChoice(kName)) {
       const float threshold = attributes_.Number(kName);
       if (!(threshold > 1 && threshold < 2)) {
-        Fail(ffi::ErrorCode::kInvalidArgument, kName, ": expected a number between 1 and 2, got ", threshold);
+        Fail(ffi::ErrorCode::kInvalidArgument, step_, ": ", kName, ": expected a number between 1 and 2, got ",
+             threshold);
       }
       return {static_cast<int32_t>(std::ceil((threshold - 1) * 128)), 0};
     }
@@ -167,9 +175,10 @@ class QuantizeCall {
     if (rule == "floor") return {kNever, 0};
     if (rule == "ceil") return {1, 0};
     if (rule == "rte") return {65, 1};
-    Fail(ffi::ErrorCode::kUnimplemented, kName, ": expected floor, ceil, rte or a number, got ", rule);
+    Fail(ffi::ErrorCode::kUnimplemented, step_, ": ", kName, ": expected floor, ceil, rte or a number, got ", rule);
   }
 
+  std::string_view step_;
   bool for_training_;
   CUstream stream_;
   Arguments arguments_;

@@ -20,7 +20,7 @@ void RowOperands(CUstream stream, ffi::RemainingArgs operands, ffi::RemainingRet
   const ffi::AnyBuffer output = arguments.Operand("output", BF16, {-1, -1, -1, -1});
   const int64_t b = output.dimensions()[0], t = output.dimensions()[1], n = output.dimensions()[2],
                 h = output.dimensions()[3];
-  CheckSizes(b, t, h);
+  CheckSizes("row_operands", b, t, n, h);
   void* lse = arguments.Operand("lse", F32, {b, n, t}).untyped_data();
   void* output_gradient = arguments.Operand("output_gradient", BF16, {b, t, n, h}).untyped_data();
   void* lse_gradient = arguments.Operand("lse_gradient", F32, {b, n, t}).untyped_data();

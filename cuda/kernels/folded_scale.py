@@ -40,6 +40,7 @@ _BLOCK = 16
 _LARGEST_CODE = 6.0
 _SMALLEST_NORMAL, _LARGEST_SCALE = 2.0**-6, 448.0
 _HALF_STEP_UNIT = 2.0**22  # Numbers from here to twice this are multiples of a half, the step of the smallest codes.
+_JUST_ABOVE = 1.0 + 2.0**-18  # A quotient of 2 or 4 must reach its binade even if the reciprocal is rounded down.
 
 
 def _unpack(packed: int, place: Int32) -> Int32:
@@ -58,8 +59,9 @@ def _sum_of_squares(magnitudes: list[Float32], step: Float32, clips: bool) -> Fl
     """Squared differences of two blocks of 16, added in the order of the reference.
 
     The codes of exact ties do not matter here, since both have the same error; elsewhere a quotient is farther from a
-    midpoint than its rounding errors reach. Differences have at most 12 significant bits wherever candidates differ,
-    so that their squares are exact, and adding one is rounded once.
+    midpoint than its rounding errors reach, with a reciprocal that is off by several units in the last place.
+    Differences have at most 8 significant bits wherever candidates differ, so that their squares are exact, and adding
+    one is rounded once.
 
     Args:
       magnitudes: Of 32 values, block by block.
@@ -67,7 +69,7 @@ def _sum_of_squares(magnitudes: list[Float32], step: Float32, clips: bool) -> Fl
       clips: Whether quotients may exceed the largest code by so much that they would round to a larger one.
     """
     inverse = when(step == 0.0, Float32(0.0), reciprocal(step))
-    coarse = inverse * _HALF_STEP_UNIT
+    coarse = inverse * (_HALF_STEP_UNIT * _JUST_ABOVE)
 
     def difference(value: Float32) -> Float32:
         # Adding this number rounds to the step of the codes around the quotient: a half, one or two.

@@ -10,15 +10,17 @@ from jax_fp4attn.recipe import Recipe
 STEPS_WITH_KERNELS = frozenset(STEPS_WITH_HANDLERS)
 
 HEAD_SIZES = (64, 128)
+MAX_BATCH = 65535  # a dimension of the grid
 
 
-def missing_kernel(step: str, recipe: Recipe, head_size: int) -> str | None:
+def missing_kernel(step: str, recipe: Recipe, head_size: int, batch: int = 1) -> str | None:
     """Why a step has no kernel.
 
     Args:
       step: One of :data:`jax_fp4attn.native.calls.STEPS`.
       recipe: Numerical choices.
       head_size: H of the inputs.
+      batch: B of the inputs; a symbolic one is taken to fit.
 
     Returns:
       The reason, or None if there is one.
@@ -33,6 +35,8 @@ def missing_kernel(step: str, recipe: Recipe, head_size: int) -> str | None:
     assert step in STEPS, step
     if step not in STEPS_WITH_KERNELS:
         return f"there is no kernel for the step {step!r} yet"
+    if isinstance(batch, int) and batch > MAX_BATCH:
+        return f"there are kernels for batches of at most {MAX_BATCH}, not {batch}"
     return next(_obstacles(step, recipe, head_size), None)
 
 

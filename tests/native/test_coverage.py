@@ -130,3 +130,9 @@ def test_every_step_is_one_that_is_called():
 def test_the_rule_of_mxfp4_values_does_not_matter_to_others():
     recipe = dataclasses.replace(recipes.train, v_exponent_rule="best_l2")
     assert missing_kernel("quantize", recipe, 128) is None
+
+
+@pytest.mark.parametrize("step", [QUANTIZE, TRAIN, ROWS])
+def test_batches_that_fit_the_grid(step):
+    assert missing_kernel(step, recipes.train, 64, 65535) is None
+    assert missing_kernel(step, recipes.train, 64, 65536) == "there are kernels for batches of at most 65535, not 65536"

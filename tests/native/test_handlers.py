@@ -534,7 +534,7 @@ class TestMalformedAttributes:
         ],
     )
     def test_recipe_without_a_kernel(self, shared, driver, call, name, value, expected):
-        prefix = "" if name == "recipe_v_exponent_rule" else f"{call.step}: "
+        prefix = f"{call.step}: "
         message = f"{prefix}{name}: expected {expected}, got {value}"
         refused(shared, driver, call.having(**{name: value}), message, code="UNIMPLEMENTED")
 
@@ -545,12 +545,12 @@ class TestMalformedAttributes:
     @pytest.mark.parametrize("threshold", [1.0, 2.0, math.nan])
     def test_exponent_rule_out_of_range(self, shared, driver, threshold):
         call = CALLS["quantize_for_training"].having(recipe_v_exponent_rule=np.float32(threshold))
-        message = f"recipe_v_exponent_rule: expected a number between 1 and 2, got {threshold:g}"
+        message = f"{call.step}: recipe_v_exponent_rule: expected a number between 1 and 2, got {threshold:g}"
         refused(shared, driver, call, message)
 
     def test_channels_per_scale(self, shared, driver):
         call = CALLS["quantize_for_training"].having(recipe_v_channels_per_scale=np.int32(2))
-        message = "recipe_v_channels_per_scale: expected 1 or 32, got 2"
+        message = f"{call.step}: recipe_v_channels_per_scale: expected 1 or 32, got 2"
         refused(shared, driver, call, message, code="UNIMPLEMENTED")
 
 
@@ -560,10 +560,9 @@ MOST_ROWS = 65535 * 128
 class TestSizes:
     @pytest.mark.parametrize("H", [16, 96, 256])
     def test_head_size(self, shared, driver, H):
-        message = f"expected a head size of 64 or 128, got {H}"
-        call = quantize_call(shape=Shape(2, 129, 127, 4, 2, H))
-        refused(shared, driver, call, message, code="UNIMPLEMENTED")
-        refused(shared, driver, row_operands_call(H=H), message, code="UNIMPLEMENTED")
+        for call in (quantize_call(shape=Shape(2, 129, 127, 4, 2, H)), row_operands_call(H=H)):
+            message = f"{call.step}: expected a head size of 64 or 128, got {H}"
+            refused(shared, driver, call, message, code="UNIMPLEMENTED")
 
     # Without heads these arrays are empty.
     @pytest.mark.parametrize(
@@ -585,11 +584,13 @@ class TestSizes:
             (quantize_call(shape=Shape(1, 1, MOST_ROWS + 1, 0, 0, 64)), "at most 8388480 rows, got 8388481"),
             (row_operands_call(B=65536, T=1, N=0, K=0), "a batch of at most 65535, got 65536"),
             (row_operands_call(B=1, T=MOST_ROWS + 1, N=0, K=0), "at most 8388480 rows, got 8388481"),
+            (quantize_call(shape=Shape(0, 1, 1, 2**20 + 1, 1, 64)), "at most 1048576 heads, got 1048577"),
+            (row_operands_call(B=0, T=1, N=2**20 + 1, K=1), "at most 1048576 heads, got 1048577"),
         ],
     )
     def test_too_large(self, shared, driver, call, message):
         not_empty = call._replace(results=call.results | types({"another": (U8, 1)}))
-        refused(shared, driver, not_empty, f"expected {message}")
+        refused(shared, driver, not_empty, f"{call.step}: expected {message}")
 
 
 class TestLoading:

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from jax_fp4attn.native import library
 from jax_fp4attn.native.calls import target_name
 from jax_fp4attn.native.coverage import STEPS_WITH_KERNELS
 from tests.native.stand_in.handlers import BUILT, NO_BUILD, ROOT, TARGETS, manifest
@@ -40,6 +41,12 @@ def test_manifest_on_file_is_that_of_the_build(target):
     assert (MANIFESTS / name).read_bytes() == (BUILT / name).read_bytes(), (
         "the kernels have changed: run python cuda/build.py --update-manifest and look at the difference"
     )
+
+
+def test_the_installed_library_is_that_of_the_build():
+    if not library.PATH.is_file():
+        pytest.skip("no library is installed: run make native")
+    assert library.PATH.read_bytes() == LIBRARY.read_bytes(), "an old build is installed: run make native"
 
 
 @each_target

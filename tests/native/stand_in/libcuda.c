@@ -160,7 +160,8 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction handle, void 
   }
   return record(__func__,
                 "\"entry\": \"%s\", \"device\": %d, \"stream\": %zu, \"grid\": [%u, %u, %u], \"block\": [%u, %u, %u], "
-                "\"shared_bytes\": %u, \"attributes\": %u, \"cluster\": %s, \"parameters\": [%s], \"parameter_bytes\": [%s]",
+                "\"shared_bytes\": %u, \"attributes\": %u, \"cluster\": %s, \"parameters\": [%s], "
+                "\"parameter_bytes\": [%s]",
                 kernel->entry, current_device, (size_t)config->hStream, config->gridDimX, config->gridDimY,
                 config->gridDimZ, config->blockDimX, config->blockDimY, config->blockDimZ, config->sharedMemBytes,
                 config->numAttrs, cluster, values, bytes);
