@@ -73,7 +73,7 @@ def why_unavailable() -> str | None:
             expected = ", ".join(f"{major}.{minor}" for major, minor in COMPUTE_CAPABILITIES)
             return (
                 f"{name} has compute capability {capability[0]}.{capability[1]}, and there are kernels for {expected}; "
-                f"{_ALTERNATIVES}"
+                f"hide it with CUDA_VISIBLE_DEVICES if others are to be used, {_ALTERNATIVES}"
             )
     return None
 
