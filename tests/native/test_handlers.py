@@ -360,10 +360,15 @@ def test_what_is_empty_is_not_launched(shared, driver, call, kernels):
     assert [launch.kernel for launch in driver.launches()] == kernels
 
 
+def text_of(raised):
+    """Text of an error, without the place that older releases of JAX add."""
+    return str(raised.value).replace("Buffer Definition Event: ", "")
+
+
 def refused(shared, driver, call, message, code="INVALID_ARGUMENT"):
     with pytest.raises(ERRORS) as raised:
         call.run(shared)
-    assert str(raised.value).startswith(f"{code}: jax_fp4attn: {message}")
+    assert text_of(raised).startswith(f"{code}: jax_fp4attn: {message}")
     assert driver.launches() == []
 
 
@@ -688,7 +693,7 @@ class TestDriverFailures:
         driver.fail(function, 719)
         with pytest.raises(ERRORS) as raised:
             call.run(process)
-        assert str(raised.value).startswith(f"INTERNAL: jax_fp4attn: {function} failed with 719: text of error 719")
+        assert text_of(raised).startswith(f"INTERNAL: jax_fp4attn: {function} failed with 719: text of error 719")
         # The first launch that fails is the last.
         assert len(driver.launches()) == (1 if function == "cuLaunchKernelEx" else 0)
         driver.pretend()
@@ -705,7 +710,7 @@ class TestDriverFailures:
         for _ in range(2):
             with pytest.raises(ERRORS) as raised:
                 CALLS["quantize"].run(process)
-            assert str(raised.value).startswith("UNAVAILABLE: jax_fp4attn: no CUDA driver: ")
+            assert text_of(raised).startswith("UNAVAILABLE: jax_fp4attn: no CUDA driver: ")
             assert "libcuda.so.1: cannot open shared object file" in str(raised.value)
 
     def test_old_driver(self, new_process, libraries, tmp_path):
@@ -715,4 +720,4 @@ class TestDriverFailures:
         with pytest.raises(ERRORS) as raised:
             CALLS["quantize"].run(new_process(old))
         message = "UNAVAILABLE: jax_fp4attn: the CUDA driver has no cuLibraryLoadData; version 12.3 or newer is needed"
-        assert str(raised.value).startswith(message)
+        assert text_of(raised).startswith(message)
