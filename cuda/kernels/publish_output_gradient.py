@@ -90,9 +90,10 @@ def publish_output_gradient(
         of_row = head_index * num_rows + row
         lse_bits, d_lse_bits = tile.word(lse, in_rows, of_row), tile.word(lse_gradient, in_rows, of_row)
         contributes = in_rows & ((lse_bits & 0x7FFFFFFF) != _INFINITY)
-        place = ((Int64(batch) * num_rows + row) * num_heads + head) * (head_size // 2)
-        gradient = tile.channels(output_gradient, contributes, place, block * BLOCK, BLOCK)
-        out = tile.channels(output, contributes, place, block * BLOCK, BLOCK)
+        gradient, out = (
+            tile.load_row(array, contributes, row, num_rows, num_heads, [block * BLOCK], head_size)
+            for array in (output_gradient, output)
+        )
         published = publication.encode_row(gradient, publication.pair_multiplier(multiplier * scale), to_e5m2)
         encoded.append(published)
         padded_row = head_index * row_tiles * tile.ROWS + row
@@ -103,5 +104,4 @@ def publish_output_gradient(
             (row_statistic + of_row).store((multiplier * multiplier * scale) * d_lse - multiplier * dot)
     publication.put_columns(turned, four_rows, block, encoded)
     primitives.barrier_cta_sync(0)
-    first = (head_index * head_size * row_tiles + row_tile) * (tile.ROWS // 4)
-    transpose.copy(turned, columns + first, row_tiles * tile.ROWS, head_size)
+    transpose.copy(turned, columns, head_index, row_tiles, head_size)

@@ -44,28 +44,19 @@ def quantize_folded_rows(
     source, codes, pages, columns = (view(pointer, Uint32) for pointer in (source, codes, pages, columns))
     page = scale_pages.allocate(blocks)
 
-    limit = tile.rows_that_count(num_rows, batch, view(lengths, Int32))
-    rows = []
-    for i in cutlass.range_constexpr(_ROWS_A_THREAD):
-        row = first_row + i
-        valid = tile.counts(row, limit, num_rows, batch, view(segments, Int32))
-        place = ((Int64(batch) * num_rows + row) * num_heads + head) * (head_size // 2)
-        halves = [
-            tile.channels(source, valid, place, (block + half * _SHARED) * BLOCK, BLOCK) for half in range(_HALVES)
-        ]
-        rows.append(halves[0] + halves[1])
+    first_channels = [(block + half * _SHARED) * BLOCK for half in range(_HALVES)]
+    rows = tile.load_rows(
+        source, lengths, segments, num_rows, num_heads, first_row, _ROWS_A_THREAD, first_channels, head_size
+    )
 
     for i in cutlass.range_constexpr(_ROWS_A_THREAD):
         scale = folded_scale.best_scale(rows[i], nvfp4.largest_magnitude(rows[i]))
         thresholds = nvfp4.thresholds_of(from_e4m3(scale), ties_toward_zero)
-        row = first_row + i
         for half in cutlass.range_constexpr(_HALVES):
             words = nvfp4.quantize_block(rows[i][8 * half : 8 * half + 8], scale, thresholds)
             of_half = block + half * _SHARED
             scale_pages.put(page, two_rows * _ROWS_A_THREAD + i, of_half, scale)
-            if row < code_rows:
-                place = (head_index * code_rows + row) * (head_size // 8) + of_half * 2
-                (codes + place).store(cutlass.Vector.from_elements(words, Uint32), alignment=8)
+            tile.store_codes(codes, words, first_row + i, code_rows, num_heads, of_half, head_size)
 
     if cutlass.const_expr(with_columns):
         turned = transpose.allocate(head_size)
@@ -79,5 +70,4 @@ def quantize_folded_rows(
     tile_index = head_index * row_tiles + row_tile
     scale_pages.copy(page, pages, tile_index, blocks)
     if cutlass.const_expr(with_columns):
-        first = (head_index * head_size * row_tiles + row_tile) * (tile.ROWS // 4)
-        transpose.copy(turned, columns + first, row_tiles * tile.ROWS, head_size)
+        transpose.copy(turned, columns, head_index, row_tiles, head_size)

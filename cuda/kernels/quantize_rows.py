@@ -53,22 +53,16 @@ def quantize_rows(
     source, codes, pages, columns = (view(pointer, Uint32) for pointer in (source, codes, pages, columns))
     page = scale_pages.allocate(blocks)
 
-    limit = tile.rows_that_count(num_rows, batch, view(lengths, Int32))
-    rows = []
-    for i in cutlass.range_constexpr(ROWS_A_THREAD):
-        row = first_row + i
-        valid = tile.counts(row, limit, num_rows, batch, view(segments, Int32))
-        place = ((Int64(batch) * num_rows + row) * num_heads + head) * (head_size // 2)
-        rows.append(tile.channels(source, valid, place, block * BLOCK, BLOCK))
+    first_channels = [block * BLOCK]
+    rows = tile.load_rows(
+        source, lengths, segments, num_rows, num_heads, first_row, ROWS_A_THREAD, first_channels, head_size
+    )
 
     for i in cutlass.range_constexpr(ROWS_A_THREAD):
         scale = nvfp4.scale_of(low_value(nvfp4.largest_magnitude(rows[i])))
         words = nvfp4.quantize_block(rows[i], scale, nvfp4.thresholds_of(from_e4m3(scale), ties_toward_zero))
         scale_pages.put(page, four_rows * ROWS_A_THREAD + i, block, scale)
-        row = first_row + i
-        if row < code_rows:
-            place = (head_index * code_rows + row) * (head_size // 8) + block * 2
-            (codes + place).store(cutlass.Vector.from_elements(words, Uint32), alignment=8)
+        tile.store_codes(codes, words, first_row + i, code_rows, num_heads, block, head_size)
 
     if cutlass.const_expr(with_columns):
         turned = transpose.allocate(head_size)
@@ -81,5 +75,4 @@ def quantize_rows(
     tile_index = head_index * row_tiles + row_tile
     scale_pages.copy(page, pages, tile_index, blocks)
     if cutlass.const_expr(with_columns):
-        first = (head_index * head_size * row_tiles + row_tile) * (tile.ROWS // 4)
-        transpose.copy(turned, columns + first, row_tiles * tile.ROWS, head_size)
+        transpose.copy(turned, columns, head_index, row_tiles, head_size)

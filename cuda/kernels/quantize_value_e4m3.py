@@ -50,13 +50,10 @@ def quantize_value_e4m3(
     source, columns, published_rows = (view(pointer, Uint32) for pointer in (source, columns, published_rows))
     turned = transpose.allocate(head_size)
 
-    limit = tile.rows_that_count(num_rows, batch, view(lengths, Int32))
-    rows = []
-    for i in cutlass.range_constexpr(ROWS_A_THREAD):
-        row = first_row + i
-        valid = tile.counts(row, limit, num_rows, batch, view(segments, Int32))
-        place = ((Int64(batch) * num_rows + row) * num_heads + head) * (head_size // 2)
-        rows.append(tile.channels(source, valid, place, block * BLOCK, BLOCK))
+    first_channels = [block * BLOCK]
+    rows = tile.load_rows(
+        source, lengths, segments, num_rows, num_heads, first_row, ROWS_A_THREAD, first_channels, head_size
+    )
 
     if cutlass.const_expr(with_rows):
         factor = publication.pair_multiplier(row_multiplier)
@@ -67,5 +64,4 @@ def quantize_value_e4m3(
     encoded = [publication.encode_row(row, factor, to_e4m3) for row in rows]
     publication.put_columns(turned, four_rows, block, encoded)
     primitives.barrier_cta_sync(0)
-    first = (head_index * head_size * row_tiles + row_tile) * (tile.ROWS // 4)
-    transpose.copy(turned, columns + first, row_tiles * tile.ROWS, head_size)
+    transpose.copy(turned, columns, head_index, row_tiles, head_size)

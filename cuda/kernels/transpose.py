@@ -47,19 +47,22 @@ def put_two_rows(tile: cutlass.Array, two_rows: Int32, channel: Int32, pairs: li
 
 
 @cute.jit
-def copy(tile: cutlass.Array, target: Pointer, row_bytes: Int32, head_size: Constexpr) -> None:
-    """Copies the complete tile to memory, with two threads for every channel.
+def copy(tile: cutlass.Array, columns: Pointer, head_index: Int64, row_tiles: Int32, head_size: Constexpr) -> None:
+    """Copies the complete tile of this thread block to memory, with two threads for every channel.
 
     Args:
       tile: Shared words.
-      target: Place of the first byte, as words.
-      row_bytes: Distance of channels in memory.
+      columns: uint8 [B, N, head_size, 128 row_tiles].
+      head_index: Of the tile, in [B, N].
+      row_tiles: Tiles of rows.
       head_size: Channels.
     """
+    _, row_tile, _ = cute.arch.block_idx()
     thread, _, _ = cute.arch.thread_idx()
-    threads = 2 * head_size
-    for step in cutlass.range_constexpr(head_size * 8 // threads):
-        index = step * threads + thread
+    target = view(columns, Uint32) + (head_index * head_size * row_tiles + row_tile) * _ROW_WORDS
+    row_bytes = row_tiles * (4 * _ROW_WORDS)
+    for step in cutlass.range_constexpr(head_size * 8 // (2 * head_size)):
+        index = step * (2 * head_size) + thread
         channel, part = index // 8, index % 8
         words = words_at(tile, _word(channel, part * 4), 4)
         (target + (Int64(channel) * (row_bytes // 4) + part * 4)).store(words, alignment=16)
