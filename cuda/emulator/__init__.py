@@ -1,0 +1,34 @@
+"""Runs the PTX of kernels for Hopper and Blackwell on a CPU, and finds what is wrong with them.
+
+    result = emulate(ptx, [x, Output(y), 5], grid=(2, 1, 1), shared_bytes=1024, seeds=range(5))
+    assert not result.findings
+
+See docs/emulator.md.
+"""
+
+from .errors import (
+    BarrierFaultError,
+    DeadlockError,
+    DescriptorFaultError,
+    EmulationError,
+    Finding,
+    MemoryFaultError,
+    UnsupportedInstructionError,
+)
+from .front import Output, Result, Struct, emulate
+from .tensor_map import TensorMap
+
+__all__ = [
+    "BarrierFaultError",
+    "DeadlockError",
+    "DescriptorFaultError",
+    "EmulationError",
+    "Finding",
+    "MemoryFaultError",
+    "Output",
+    "Result",
+    "Struct",
+    "TensorMap",
+    "UnsupportedInstructionError",
+    "emulate",
+]

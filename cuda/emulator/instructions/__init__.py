@@ -1,0 +1,1 @@
+"""Instruction families; importing this package registers their handlers."""

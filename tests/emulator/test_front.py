@@ -1,0 +1,123 @@
+import numpy as np
+import pytest
+
+from cuda.emulator import EmulationError, MemoryFaultError, Output, Struct, TensorMap, emulate
+from tests.emulator.text import module, store_words
+
+COPY = module(
+    """
+    ld.param.u64 %d1, [a0]; ld.param.u64 %d2, [a1];
+    mov.u32 %r1, %tid.x; mul.wide.u32 %d3, %r1, 4;
+    add.s64 %d1, %d1, %d3; add.s64 %d2, %d2, %d3;
+    ld.global.b32 %r2, [%d1]; st.global.b32 [%d2], %r2;
+    """,
+    "pp",
+)
+
+
+def test_arrays_are_copied_for_every_seed():
+    source, target = np.arange(32, dtype=np.float32), np.zeros(32, np.float32)
+    result = emulate(COPY, [source, Output(target)], 1, seeds=range(3))
+    assert [len(run) for run in result.arrays] == [2, 2, 2]
+    for run in result.arrays:
+        np.testing.assert_array_equal(run[1], source)
+    assert not target.any() and not result.varying and not result.findings
+    assert result.instructions == 3 * 9
+
+
+def test_an_array_in_two_arguments_is_one_buffer():
+    array = np.arange(32, dtype=np.uint32)
+    (run,) = emulate(COPY, [array, array], 1).arrays
+    assert len(run) == 1
+    np.testing.assert_array_equal(run[0], array)
+
+
+def test_scalars_reach_the_kernel():
+    body = "ld.param.u32 %r1, [a1]; ld.param.f32 %f1, [a2];" + store_words(["%r1", "%f1"])
+    out = np.zeros((2, 32), np.uint32)
+    (run,) = emulate(module(body, "pif"), [Output(out), -2, 1.5], 1).arrays
+    assert (run[0][0] == 0xFFFFFFFE).all() and (run[0][1].view(np.float32) == 1.5).all()
+    (run,) = emulate(module(body, "pif"), [Output(out), np.uint32(7), b"\0\0\0\x40"], 1).arrays
+    assert (run[0][0] == 7).all() and (run[0][1].view(np.float32) == 2.0).all()
+
+
+def test_structs_hold_pointers():
+    text = module(
+        "ld.param.u64 %d1, [a0+8]; ld.param.u32 %r1, [a0]; mov.u32 %r2, %tid.x;"
+        "setp.ne.u32 %p1, %r2, 0; @!%p1 st.global.b32 [%d1], %r1;",
+        "m",
+    )
+    data = (5).to_bytes(4, "little") + bytes(124)
+    (run,) = emulate(text, [Struct(data, {8: Output(np.zeros(1, np.uint32))})], 1).arrays
+    assert run[0][0] == 5
+
+
+def test_reading_an_output_before_it_is_written_is_a_fault():
+    with pytest.raises(
+        MemoryFaultError, match=r"line \d+: ld.global.b32.*never written(.|\n)*warp 0 of CTA(.|\n)*seed 4"
+    ):
+        emulate(COPY, [Output(np.zeros(32, np.uint32)), np.zeros(32, np.uint32)], 1, seeds=[4])
+
+
+def test_registers_that_were_never_written_are_named():
+    with pytest.raises(EmulationError, match=r"add.s32 %r2, %r1, 1: the register %r1 is read but was never written"):
+        emulate(module("add.s32 %r2, %r1, 1;" + store_words(["%r2"]), "p"), [np.zeros((1, 32), np.uint32)], 1)
+
+
+def test_results_that_differ_between_schedules_are_told():
+    # All CTAs take a ticket; who gets which is up to the schedule.
+    text = module(
+        """
+        ld.param.u64 %d1, [a0]; ld.param.u64 %d2, [a1]; mov.u32 %r1, %tid.x; setp.ne.u32 %p1, %r1, 0; @%p1 ret;
+        atom.global.add.u32 %r2, [%d1], 1;
+        mov.u32 %r3, %ctaid.x; mul.wide.u32 %d3, %r3, 4; add.s64 %d2, %d2, %d3; st.global.b32 [%d2], %r2;
+        """,
+        "pp",
+    )
+    arguments = [np.zeros(1, np.uint32), Output(np.zeros(8, np.uint32))]
+    result = emulate(text, arguments, 8, seeds=range(8), resident=8)
+    assert result.varying == [1] and not result.findings
+    for run in result.arrays:
+        assert run[0][0] == 8 and sorted(run[1]) == list(range(8))
+    assert not emulate(text, arguments, 8, seeds=range(4)).varying
+
+
+@pytest.mark.parametrize(
+    "arguments, options, message",
+    [
+        ([np.zeros(32, np.uint32)], {}, "2 parameters, not 1"),
+        ([np.zeros(32, np.uint32), b"\0"], {}, "1 bytes for 8"),
+        ([np.zeros(32, np.uint32), object()], {}, "type object is not supported"),
+        ([np.zeros(32, np.uint32)] * 2, {"block": 64}, "blocks of \\(32, 1, 1\\), not \\(64, 1, 1\\)"),
+        ([np.zeros(32, np.uint32)] * 2, {"cluster": 2}, "no multiple of the cluster"),
+    ],
+)
+def test_wrong_arguments(arguments, options, message):
+    with pytest.raises(ValueError, match=message):
+        emulate(COPY, arguments, 1, **options)
+
+
+def test_tensor_maps_are_found_by_their_parameter():
+    text = module(
+        """
+        mov.u32 %r1, %tid.x; mov.b32 %r2, buffer; setp.ne.u32 %p1, %r1, 0; @%p1 bra WAIT;
+        mbarrier.init.shared.b64 [%r2+1024], 1; fence.mbarrier_init.release.cluster;
+        mbarrier.arrive.expect_tx.shared.b64 _, [%r2+1024], 128;
+        mov.b64 %d1, a1; cvta.param.u64 %d1, %d1; mov.b32 %r3, 0; add.s32 %r4, %r2, 1024;
+        cp.async.bulk.tensor.1d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r2], [%d1, {%r3}], [%r4];
+    WAIT:
+        bar.warp.sync -1;
+    AGAIN:
+        mbarrier.try_wait.parity.shared.b64 %p2, [%r2+1024], 0; @!%p2 bra AGAIN;
+        shl.b32 %r5, %r1, 2; add.s32 %r5, %r5, %r2; ld.shared.b32 %r6, [%r5];
+        """
+        + store_words(["%r6"]),
+        "pm",
+        shared=1032,
+    )
+    source = np.arange(100, 132, dtype=np.uint32)
+    arguments = [Output(np.zeros((1, 32), np.uint32)), TensorMap.for_array(source, [32])]
+    result = emulate(text, arguments, 1, seeds=range(5))
+    for run in result.arrays:
+        np.testing.assert_array_equal(run[0][0], source)
+    assert not result.findings
