@@ -9,7 +9,7 @@ BIN := $(VENV)/bin/python
 unexport PYTHONHOME PYTHONPATH VIRTUAL_ENV PIP_TARGET PIP_PREFIX PIP_USER
 
 .DEFAULT_GOAL := help
-.PHONY: help demo native test lint accuracy clean
+.PHONY: help demo native nvidia test lint accuracy clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,6 +22,8 @@ demo: $(VENV)/.installed-examples ## Train a small language model with FP4 atten
 
 native: $(VENV)/.installed-build ## Build the CUDA kernels and the library that launches them
 	$(BIN) cuda/build.py --install
+
+nvidia: $(VENV)/.installed-nvidia ## Install NVIDIA's kernels, which tests of the emulator then run
 
 test: $(VENV)/.installed-test ## Run the tests and doctests
 	$(BIN) -m pytest $(PYTEST_FLAGS)

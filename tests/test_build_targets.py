@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SOURCE_DIRS = ("benchmarks", "examples", "jax_fp4attn", "tests")
+SOURCE_DIRS = ("benchmarks", "cuda/emulator", "examples", "jax_fp4attn", "tests")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,7 +230,7 @@ def _imports(root: Path, path: str) -> set[str]:
 
 def _module_path(root: Path, module: str) -> str | None:
     stem = module.replace(".", "/")
-    if stem.partition("/")[0] in SOURCE_DIRS:
+    if any(stem == directory or stem.startswith(directory + "/") for directory in SOURCE_DIRS):
         for path in (f"{stem}.py", f"{stem}/__init__.py"):
             if (root / path).exists():
                 return path
@@ -295,6 +295,7 @@ class TestChecks:
         ),
         "examples/train.py": 'if __name__ == "__main__":\n    pass\n',
         "benchmarks/BUILD": "",
+        "cuda/emulator/BUILD": "",
     }
 
     @pytest.fixture

@@ -122,7 +122,7 @@ def emulate(
     grid, cluster = _shape(grid), _shape(cluster)
     if any(g % c for g, c in zip(grid, cluster, strict=True)):
         raise ValueError(f"the grid {grid} is no multiple of the cluster {cluster}")
-    result = Result()
+    result = Result(findings=Counter(program.early_uses))
     for seed in seeds:
         layout = _Layout(program.kernel, arguments)
         machine = Machine(
@@ -198,12 +198,12 @@ class _Layout:
             array = piece.array if isinstance(piece, Output) else piece
             self._write(self._address(array, parameter.name).to_bytes(8, "little"), offset, 8, parameter.name)
         elif isinstance(piece, (bytes, bytearray)):
-            self._write(piece, offset, parameter.size, parameter.name)
+            self._write(bytes(piece), offset, parameter.size, parameter.name)
         elif isinstance(piece, np.generic):
             self._write(piece.tobytes(), offset, parameter.size, parameter.name)
         elif isinstance(piece, float):
-            kind = {4: np.float32, 8: np.float64}[parameter.size]
-            self._write(kind(piece).tobytes(), offset, parameter.size, parameter.name)
+            kind = {4: "f4", 8: "f8"}[parameter.size]
+            self._write(np.array(piece, kind).tobytes(), offset, parameter.size, parameter.name)
         elif isinstance(piece, int):
             value = piece & ((1 << 8 * parameter.size) - 1)
             self._write(value.to_bytes(parameter.size, "little"), offset, parameter.size, parameter.name)

@@ -175,6 +175,9 @@ def _specials(kind: str) -> np.ndarray:
         narrow = _both_signs(_FLOAT32).view("f4").astype("f8")
         edges = [np.nextafter(x, y) for x in narrow[np.isfinite(narrow)] for y in (-np.inf, np.inf)]
         own = np.array([0x1, 0xFFFFFFFFFFFFF, 0x10000000000000, 0x7FEFFFFFFFFFFFFF], "u8")
+        # Just below the smallest normal float32, by 2, 1 and 1/2 of the last place of 24 bits, and what is next to it.
+        below = np.array([2.0**-126 * (1 - 2.0**-n) for n in (23, 24, 25)]).view("u8")
+        own = np.concatenate([own, below - 1, below, below + 1])
         halves = np.arange(-1030, 1030) / 4
         return np.concatenate([narrow.view("u8"), np.array(edges).view("u8"), _both_signs(own), halves.view("u8")])
     return _both_signs(_FLOAT16 if kind == "f16" else _BFLOAT16)
@@ -421,24 +424,23 @@ def canonical_nans(raw: np.ndarray, kind: str) -> np.ndarray:
 
 def ulp_distance(a: np.ndarray, b: np.ndarray, kind: str) -> np.ndarray:
     """How many values of the type apart the words are."""
-    code = "u2" if kind.removesuffix("x2") in ("f16", "bf16") else raw_code(kind)
-    width = 8 * int(code[1])
+    code = {"f16": "i2", "bf16": "i2", "f32": "i4", "f64": "i8"}[kind.removesuffix("x2")]
+    lowest = np.iinfo(code).min
 
     def ordered(x):
         x = x.view(code).astype("i8")
-        return np.where(x >> (width - 1), (1 << (width - 1)) - x, x)
+        return np.where(x < 0, lowest - x, x)
 
-    return np.abs(ordered(a) - ordered(b))
-
-
-def raw_code(kind: str) -> str:
-    return {"f32": "u4", "f64": "u8", "f16": "u2", "bf16": "u2"}[kind]
+    a, b = ordered(a), ordered(b)
+    # Modulo 2**64 the difference of float64 words is right too.
+    return np.maximum(a, b).view("u8") - np.minimum(a, b).view("u8")
 
 
 def errors(sweep: Sweep, columns: Sequence[np.ndarray], actual: np.ndarray) -> np.ndarray:
-    """How far the results of an approximate function are from the exact ones, in units of the ISA's bound.
+    """How far the results of an approximate function are from the true ones, in units of the ISA's bound.
 
-    Infinite where one is NaN or infinite and the other is not; zero where the ISA promises nothing.
+    One number for each word, of packed halves the larger one. Infinite where one result is NaN or infinite and the
+    other is not; zero where the ISA promises nothing.
     """
     kind = sweep.result_type.removesuffix("x2")
     code = {"f16": "u2", "bf16": "u2", "f32": "u4"}[kind]
@@ -448,14 +450,14 @@ def errors(sweep: Sweep, columns: Sequence[np.ndarray], actual: np.ndarray) -> n
     name = sweep.opcode.split(".")[0]
     with np.errstate(all="ignore"):
         exact = operands[0] / operands[1] if name == "div" else approximate.FUNCTIONS[name](operands[0])
-        allowed = _allowed(sweep.opcode.replace(".ftz", "").removesuffix("x2"), kind, np.abs(operands[-1]), exact)
+        ratio = _ratio(sweep.opcode.replace(".ftz", "").removesuffix("x2"), kind, np.abs(operands[-1]), exact, got)
         if ftz:
-            smallest = 2.0**-126 if kind != "f16" else 2.0**-14
-            allowed = np.where(np.abs(exact) < smallest * (1 + 2.0**-20), np.maximum(allowed, smallest), allowed)
-        ratio = np.abs(got - exact) / allowed
+            flushed = np.abs(exact) < 2.0**-126 * (1 + 2.0**-20)
+            ratio = np.where(flushed, np.minimum(ratio, np.abs(got - exact) / 2.0**-126), ratio)
         same = (got == emulation) | (np.isnan(got) & np.isnan(emulation))
-        odd = ~np.isfinite(got) | ~np.isfinite(emulation)
-    return np.where(same | np.isinf(allowed), 0.0, np.where(odd, np.inf, ratio))
+        odd = (~np.isfinite(got) | ~np.isfinite(emulation)) & ~np.isnan(ratio)
+    ratio = np.where(same | np.isnan(ratio), 0.0, np.where(odd, np.inf, ratio))
+    return ratio.reshape(len(actual), -1).max(axis=1)
 
 
 def _exact_values(bits: np.ndarray, kind: str, ftz: bool = False) -> np.ndarray:
@@ -468,18 +470,24 @@ def _exact_values(bits: np.ndarray, kind: str, ftz: bool = False) -> np.ndarray:
         return np.where(np.abs(x) < 2.0**-126, np.copysign(0, x), x) if ftz else x
 
 
-def _allowed(opcode: str, kind: str, operand: np.ndarray, exact: np.ndarray) -> np.ndarray:
-    """The largest error that the ISA allows, infinite where it promises nothing."""
+def _ratio(opcode: str, kind: str, operand: np.ndarray, exact: np.ndarray, got: np.ndarray) -> np.ndarray:
+    """The error by the ISA's bound for the operand, NaN where there is none."""
     precision, smallest = {"f16": (11, -14), "bf16": (8, -126), "f32": (24, -126)}[kind]
-    exponent = np.maximum(np.frexp(exact)[1] - 1, smallest)
-    ulp = np.ldexp(1.0, exponent - precision + 1)
-    allowed = np.full(exact.shape, np.inf)
+    # Subnormal results are no nearer than their spacing.
+    spacing = np.ldexp(1.0, smallest - precision + 1)
+    ratio = np.full(exact.shape, np.nan)
+    done = np.zeros(exact.shape, bool)
     for bound in approximate.BOUNDS[opcode]:
-        inside = (operand >= bound.low) & (operand <= bound.high) & np.isinf(allowed)
-        unit = {"ulp": ulp, "relative": np.abs(exact), "absolute": 1.0}[bound.kind]
-        # Subnormal results are no nearer than their spacing.
-        allowed = np.where(inside, np.maximum(bound.amount * unit, np.ldexp(1.0, smallest - precision + 1)), allowed)
-    return allowed
+        if bound.kind == "ulp":
+            assert kind == "f32"
+            error = ulp_distance(exact.astype("f4"), got.astype("f4"), kind) / bound.amount
+        else:
+            unit = np.abs(exact) if bound.kind == "relative" else 1.0
+            error = np.abs(got - exact) / np.maximum(bound.amount * unit, spacing)
+        inside = (operand >= bound.low) & (operand <= bound.high) & ~done
+        ratio = np.where(inside, error, ratio)
+        done |= inside
+    return ratio
 
 
 # ---- the instructions
@@ -508,6 +516,7 @@ SWEEPS: list[Sweep] = [
     *_many("float32", *_spell("abs.f32 abs.ftz.f32 neg.f32 neg.ftz.f32")),
     *_many("float32", *(f"testp.{t}.f32" for t in ("finite", "infinite", "number", "notanumber", "normal",
                                                    "subnormal"))),
+    *_many("float64", "testp.normal.f64", "testp.subnormal.f64"),
     # approximate functions
     *_many("float32", *(f"{name}.approx{z}.f32" for name in ("ex2", "lg2", "rcp", "sqrt", "rsqrt")
                         for z in ("", ".ftz")), "tanh.approx.f32", approximate=True),
@@ -522,7 +531,7 @@ SWEEPS: list[Sweep] = [
     *_many("float64 three", "fma.rn.f64"),
     *_many("float64", *_spell("sqrt.rn.f64 rcp.rn.f64 abs.f64 neg.f64")),
     # float16 and bfloat16
-    *_many("float16 two", *_spell("add.f16 sub.f16 mul.f16 add.ftz.f16 mul.sat.f16 min.f16 max.NaN.f16 "
+    *_many("float16 two", *_spell("add.f16 sub.f16 mul.f16 add.ftz.f16 mul.ftz.f16 mul.sat.f16 min.f16 max.NaN.f16 "
                                   "max.ftz.f16 min.xorsign.abs.f16")),
     *_many("float16 three", *_spell("fma.rn.f16 fma.rn.ftz.f16 fma.rn.sat.f16 fma.rn.relu.f16")),
     *_many("float16x2 two", *_spell("add.f16x2 sub.f16x2 mul.f16x2 mul.ftz.f16x2 min.f16x2 max.f16x2 max.NaN.f16x2")),
@@ -614,7 +623,8 @@ SWEEPS: list[Sweep] = [
     *_many("int32 two", "cvt.pack.sat.s16.s32", "cvt.pack.sat.u16.s32"),
     *_many("int32 three", *(f"cvt.pack.sat.{t}.s32.b32" for t in ("u8", "s8", "u4", "s4", "u2", "s2"))),
     # conversions of float64
-    *_many("float64", *(f"cvt.{r}.f32.f64" for r in ROUNDINGS), "cvt.rn.f16.f64", "cvt.rn.bf16.f64"),
+    *_many("float64", *(f"cvt.{r}.f32.f64" for r in ROUNDINGS), "cvt.rn.f16.f64", "cvt.rn.bf16.f64",
+           *(f"cvt.{r}.ftz.f32.f64" for r in ROUNDINGS)),
     *_many("float64", *(f"cvt.{r}.{t}.f64" for t in ("s32", "u32", "s64", "u64")
                         for r in ("rni", "rzi", "rmi", "rpi"))),
     *_many("float64", *_spell("cvt.rzi.s16.f64 cvt.rzi.u8.f64 cvt.rni.f64.f64 cvt.sat.f64.f64")),

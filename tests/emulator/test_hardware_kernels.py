@@ -1,4 +1,4 @@
-"""The emulator against a Hopper GPU: whole kernels, bit for bit but for sums that each rounds in its own way."""
+"""The emulator against a Hopper GPU: whole kernels, bit for bit."""
 
 import pathlib
 

@@ -124,14 +124,26 @@ def funnel_shift(opcode: Opcode) -> Operation:
     return Operation(function, ("u4",) * 3, "u4")
 
 
+def _field_operand(width: int) -> Callable:
+    """A position or length of `bfe` and `bfi`, as uint64.
+
+    The ISA restricts both to the low eight bits of their registers. The instructions on 64 bits take the whole
+    register, of which 64 and more are the same (measured on an H200).
+    """
+    if width == 64:
+        return lambda n: np.minimum(n, 64).astype("u8")
+    return lambda n: (n & 0xFF).astype("u8")
+
+
 def extract_field(opcode: Opcode) -> Operation:
-    """`bfe`: the field of c & 255 bits from bit b & 255, extended by its sign or zeros."""
+    """`bfe`: the field of c bits from bit b, extended by its sign or zeros."""
     code = _code(opcode, "u32", "s32", "u64", "s64")
     opcode.allow()
     width, signed = _width(code), code[0] == "i"
+    amount = _field_operand(width)
 
     def function(a, b, c):
-        position, length = (b & 0xFF).astype("u8"), (c & 0xFF).astype("u8")
+        position, length = amount(b), amount(c)
         left = 64 - np.minimum(position + length, width)
         right = left + position
         if signed:
@@ -144,12 +156,13 @@ def extract_field(opcode: Opcode) -> Operation:
 
 
 def insert_field(opcode: Opcode) -> Operation:
-    """`bfi`: b with the field of d & 255 bits from bit c & 255 replaced by the low bits of a."""
+    """`bfi`: b with the field of d bits from bit c replaced by the low bits of a."""
     code = _code(opcode, "b32", "b64")
     opcode.allow()
+    amount = _field_operand(_width(code))
 
     def function(a, b, c, d):
-        position, length = (c & 0xFF).astype("u8"), (d & 0xFF).astype("u8")
+        position, length = amount(c), amount(d)
         field = (np.left_shift(np.uint64(1), length) - 1) << position
         return ((b & ~field) | ((a.astype("u8") << position) & field)).astype(code)
 

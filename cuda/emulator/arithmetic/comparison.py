@@ -164,13 +164,13 @@ _TESTS = {
     "infinite": np.isinf,
     "number": lambda x: x == x,
     "notanumber": np.isnan,
-    "normal": lambda x: np.isfinite(x) & (np.abs(x) >= np.finfo(x.dtype).smallest_normal),
+    "normal": lambda x: np.isfinite(x) & ~_is_subnormal(x),
     "subnormal": _is_subnormal,
 }
 
 
 def test(opcode: Opcode) -> Operation:
-    """`testp`."""
+    """`testp`. Zeros count as normal."""
     code = CODES[opcode.type]
     if code not in ("f4", "f8"):
         raise opcode.unsupported()

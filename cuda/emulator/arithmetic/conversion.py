@@ -193,9 +193,31 @@ def _float_to_float(opcode: Opcode) -> Callable:
         function = after(relu, function)
     if opcode.has("ftz") and source == "f32":
         function = after(flush, function)
-    if opcode.has("ftz") and target == "f32":
+    if opcode.has("ftz") and source == "f64":
+        function = _flushing_float64(function, opcode.one_of(*ROUNDINGS))
+    elif opcode.has("ftz") and target == "f32":
         function = after(function, flush)
     return after(function, _saturation(target)) if opcode.has("sat") else function
+
+
+def _flushing_float64(function: Callable, rounding: str) -> Callable:
+    """From float64 to float32 with `.ftz`: zeros below limits that were measured on an H200; the ISA gives none."""
+    toward_zero = 2.0**-126
+    # The limit itself is flushed, too.
+    away = np.nextafter(toward_zero * (1 - 2.0**-24), 1.0)
+    nearest = toward_zero * (1 - 2.0**-25)
+    positive, negative = {
+        "rn": (nearest, nearest),
+        "rz": (toward_zero, toward_zero),
+        "rm": (toward_zero, away),
+        "rp": (away, toward_zero),
+    }[rounding]
+
+    def flushed(x):
+        limit = np.where(np.signbit(x), negative, positive)
+        return np.where(np.abs(x) < limit, np.copysign(np.float32(0), x.astype("f4")), function(x))
+
+    return flushed
 
 
 def _clamped(function: Callable, largest: np.generic) -> Callable:

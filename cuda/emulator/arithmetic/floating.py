@@ -111,6 +111,17 @@ FLOAT32 = {
 }
 FLOAT32["mad"] = FLOAT32["fma"]
 
+# Powers of two for each operand that multiply the result by _AWAY; sums need none, being exact near underflow.
+_AWAY = np.float32(2.0**30)
+_ONE = np.float32(1)
+_TO_SCALE = {
+    "mul": (_AWAY, _ONE),
+    "fma": (_AWAY, _ONE, _AWAY),
+    "mad": (_AWAY, _ONE, _AWAY),
+    "div": (_AWAY, _ONE),
+    "rcp": (1 / _AWAY,),
+}
+
 ARGUMENTS = {"add": 2, "sub": 2, "mul": 2, "fma": 3, "mad": 3, "div": 2, "rcp": 1, "sqrt": 1}
 
 
@@ -122,6 +133,31 @@ def _reciprocal(divide: Callable) -> Callable:
     return lambda a: divide(np.float32(1), a)
 
 
+def _flushing(function: Callable, name: str) -> Callable:
+    """`.ftz`: subnormal operands become zeros, and so do results that underflow.
+
+    A result underflows if it is below the smallest normal value once rounded to 24 bits with an unbounded exponent:
+    0x00800000 * 0x3f7fffff is 0. The ISA does not say when it is judged; this was measured on an H200.
+    """
+    scales = _TO_SCALE.get(name)
+    smallest = SMALLEST_NORMAL["f4"]
+
+    def flushed(*operands):
+        operands = [flush(x) for x in operands]
+        result = flush(function(*operands))
+        if scales is None:
+            return result
+        # Only these may have been rounded up from below.
+        at_edge = np.abs(result) == smallest
+        if not np.count_nonzero(at_edge):
+            return result
+        scaled = function(*(x * scale for x, scale in zip(operands, scales, strict=True)))
+        underflow = at_edge & (np.abs(scaled) < smallest * _AWAY)
+        return np.where(underflow, np.copysign(np.float32(0), result), result)
+
+    return flushed
+
+
 def float32(opcode: Opcode) -> Operation:
     """`add`, `sub`, `mul`, `fma`, `mad`, `div`, `rcp` and `sqrt` with an IEEE rounding, on `f32`."""
     opcode.allow(*ROUNDINGS, "ftz", "sat")
@@ -130,7 +166,7 @@ def float32(opcode: Opcode) -> Operation:
     function = nearest if rounding == "rn" else make(rounding)
     count = ARGUMENTS[opcode.name]
     if opcode.has("ftz"):
-        function = after(before(function, flush, count), flush)
+        function = _flushing(function, opcode.name)
     if opcode.has("sat"):
         function = after(function, saturate)
     return Operation(function, ("f4",) * count, "f4")
@@ -167,7 +203,8 @@ def _fma_float64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 def _fma_exact(a: float, b: float, c: float) -> float:
     if not all(map(np.isfinite, (a, b, c))) or a == 0 or b == 0:
-        return a * b + c
+        # A product of finite numbers is finite, however large.
+        return c if np.isfinite(a) and np.isfinite(b) and not np.isfinite(c) else a * b + c
     exact = Fraction(a) * Fraction(b) + Fraction(c)
     try:
         return float(exact)

@@ -13,7 +13,17 @@ from . import floating
 from .formats import bfloat16_to_float32, round_bfloat16
 from .operation import Opcode, Operation
 from .parts import paired
-from .rounding import after, before, canonical, float32_to_odd_bits, flush_half, relu, saturate, sum_to_odd
+from .rounding import (
+    SMALLEST_NORMAL,
+    after,
+    before,
+    canonical,
+    float32_to_odd_bits,
+    flush_half,
+    relu,
+    saturate,
+    sum_to_odd,
+)
 
 TYPES = ("f16", "f16x2", "bf16", "bf16x2")
 
@@ -34,13 +44,28 @@ def to_float16(x: np.ndarray) -> np.ndarray:
     return canonical(np.asarray(x.astype("f2")))
 
 
+def _to_float16_flushing(x: np.ndarray) -> np.ndarray:
+    """`to_float16` with `.ftz`: values that underflow become zeros.
+
+    A value underflows if it is below the smallest normal float16 once rounded to 11 bits with an unbounded exponent.
+    The ISA does not say when it is judged; this was measured on an H200.
+    """
+    near = flush_half(to_float16(x))
+    smallest = SMALLEST_NORMAL["f2"]
+    at_edge = np.abs(near) == smallest
+    if not np.count_nonzero(at_edge):
+        return near
+    underflow = at_edge & (np.abs((x * 4).astype("f2")) < 4 * smallest)
+    return np.where(underflow, np.copysign(np.float16(0), near), near)
+
+
 def _wide(x: np.ndarray) -> np.ndarray:
     return x.astype("f4")
 
 
-def _fma_float16(a, b, c):
-    # 53 bits hold the sum, or it is so uneven that the rounding to float16 cannot tell.
-    return to_float16(a.astype("f8") * b + c)
+def _fma_float64(a, b, c):
+    # 53 bits hold the sum of float16 values, or it is so uneven that the rounding to float16 cannot tell.
+    return a.astype("f8") * b + c
 
 
 def _fma_bfloat16(a, b, c):
@@ -62,9 +87,10 @@ def arithmetic(opcode: Opcode) -> Operation:
     if brain:
         function = _fma_bfloat16 if fused else of_float32(_BINARY[opcode.name], brain, count)
     else:
-        function = _fma_float16 if fused else of_float32(_BINARY[opcode.name], brain, count)
+        exact = _fma_float64 if fused else before(_BINARY[opcode.name], _wide, count)
+        function = after(exact, _to_float16_flushing if opcode.has("ftz") else to_float16)
     if opcode.has("ftz"):
-        function = after(before(function, flush_half, count), flush_half)
+        function = before(function, flush_half, count)
     if opcode.has("sat"):
         function = after(function, saturate)
     if opcode.has("relu"):

@@ -107,18 +107,38 @@ def _prepare(opcode: Opcode) -> Callable | None:
 
 
 def _to_tf32(opcode: Opcode) -> Operation:
-    """The low 13 bits of the result are zero."""
+    """The low 13 bits of the result are zero, also those of a NaN, 0x7fffe000 (measured on an H200)."""
     opcode.allow("rn", "rz", "rna", "satfinite", "relu")
     rounding = opcode.one_of("rn", "rz", "rna")
+    if rounding == "rna":
+        return _to_tf32_away(opcode)
     prepare = _prepare(opcode)
 
     def function(x):
         bits = np.asarray(x if prepare is None else prepare(x)).view("u4")
-        if rounding == "rn":
-            rounded = bits + (((bits >> 13) & 1) + 0xFFF)
-        else:
-            rounded = bits + 0x1000 if rounding == "rna" else bits
-        return np.where(x != x, np.uint32(0x7FFFFFFF), rounded & 0xFFFFE000)
+        rounded = bits + (((bits >> 13) & 1) + 0xFFF) if rounding == "rn" else bits
+        return np.where(x != x, np.uint32(0x7FFFE000), rounded & 0xFFFFE000)
+
+    return Operation(function, ("f4",), "u4")
+
+
+def _to_tf32_away(opcode: Opcode) -> Operation:
+    """`.rna`: half of the last place is added to the magnitude of finite values, then the low 13 bits are cut off.
+
+    A NaN is cut off too, so that one with few payload bits becomes infinity. `.satfinite` subtracts one in the last
+    place from what is not finite: right for infinity, but a NaN with the least payload becomes infinity and most
+    others stay NaN. The ISA has neither; both are what ptxas 13.0 makes of the instruction, confirmed on an H200.
+    """
+    if opcode.has("relu"):
+        raise opcode.unsupported(".relu with .rna")
+    satfinite = opcode.has("satfinite")
+
+    def function(x):
+        bits = np.asarray(x).view("u4")
+        result = (bits + np.where(np.isfinite(x), np.uint32(0x1000), np.uint32(0))) & 0xFFFFE000
+        if satfinite:
+            result = result - np.where((result & 0x7FFFFFFF) >= 0x7F800000, np.uint32(0x2000), np.uint32(0))
+        return result
 
     return Operation(function, ("f4",), "u4")
 

@@ -34,7 +34,7 @@ def map_to_rank(instruction: Instruction) -> Handler:
     def run(warp, mask, address, rank):
         if isinstance(address, int) and isinstance(rank, int):
             return address & OFFSET_MASK | rank << RANK_SHIFT
-        wide = np.uint64 if kind == "u64" else np.uint32
+        wide = np.dtype("u8" if kind == "u64" else "u4").type
         return np.broadcast_to(
             np.asarray(address, wide) & wide(OFFSET_MASK) | np.asarray(rank, wide) << wide(RANK_SHIFT), 32
         )

@@ -109,9 +109,8 @@ def wait_handler(names: tuple[str, ...], keep: int) -> Handler:
             )
         for groups, due in waited:
             groups.drop(due)
-            if warp.machine.monitor is not None:
-                for tracked in due:
-                    warp.machine.monitor.join(warp.actor, tracked.actor)
+            for tracked in due:
+                warp.join(tracked.actor)
         return None
 
     return Handler(run, blocking=True)

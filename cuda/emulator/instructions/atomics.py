@@ -84,9 +84,13 @@ _FLOAT_ADDITIONS: dict[str, Operation] = {
 }
 
 
+def _swapped(old: np.ndarray, compare: np.ndarray, new: np.ndarray) -> np.ndarray:
+    return np.where(old == compare, new, old)
+
+
 def _integer_operation(name: str, element: str, size: int) -> Operation:
     one, typed = _ONE[size], f"{'i' if element[0] == 's' else 'u'}{size}"
-    return {
+    operations: dict[str, Operation] = {
         "add": lambda old, b: old + b,
         "min": lambda old, b: np.minimum(old.view(typed), b.view(typed)).view(old.dtype),
         "max": lambda old, b: np.maximum(old.view(typed), b.view(typed)).view(old.dtype),
@@ -96,8 +100,9 @@ def _integer_operation(name: str, element: str, size: int) -> Operation:
         "inc": lambda old, b: np.where(old >= b, old - old, old + one),
         "dec": lambda old, b: np.where((old == 0) | (old > b), b, old - one),
         "exch": lambda old, b: b,
-        "cas": lambda old, compare, new: np.where(old == compare, new, old),
-    }[name]
+        "cas": _swapped,
+    }
+    return operations[name]
 
 
 def _parse(instruction: Instruction) -> tuple[str, Form]:

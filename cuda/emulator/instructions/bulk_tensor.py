@@ -207,7 +207,7 @@ def _to_global(instruction: Instruction, reduction_of: Callable[[TensorMap], red
     def run(warp: Warp, mask: np.ndarray | None, tensor_map, source, *coordinates) -> None:
         issuing = issuers(warp, mask, instruction)
         if reduction_of is None:
-            masks = alike(issuing, tensor_map, source, *coordinates).values()
+            masks = [*alike(issuing, tensor_map, source, *coordinates).values()]
         else:
             masks = [only(lane) for lane in issuing]
         for lanes_alike in masks:

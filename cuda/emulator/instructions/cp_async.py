@@ -181,7 +181,7 @@ def _issue_arrival(warp: Warp, address: int, arriving: list[int], instruction: I
     def effect(operation) -> None:
         for flight in before:
             flight.land(copies)
-            if machine.monitor is not None:
+            if machine.monitor is not None and flight.actor is not None:
                 machine.monitor.join(operation.actor, flight.actor)
         if machine.monitor is not None:
             operation.actor.known |= known

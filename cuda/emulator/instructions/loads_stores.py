@@ -80,7 +80,7 @@ def load(instruction: Instruction) -> Handler:
         addresses = lane_addresses(address, mask)
         rows = quick_read(warp, addresses, form, instruction)
         rows = by_parts(warp, addresses) if rows is None else rows.reshape(1, -1) if form.count == 1 else rows.T.copy()
-        values = [extended(rows[i], width) for i, width in zip(kept, widths, strict=True)]
+        values: list = [extended(rows[i], width) for i, width in zip(kept, widths, strict=True)]
         if isinstance(address, int):
             values = [int(v[0]) for v in values]
         elif mask is not None:
@@ -111,10 +111,11 @@ def store(instruction: Instruction) -> Handler:
         raise unsupported(instruction)
     items = _operands(form, source, instruction)
     same_kind = all(isinstance(i, Register) for i in items) and len({i.kind for i in items}) == 1
+    inputs: list[Value | Rows] = [address_value(address)]
     if form.count > 1 and same_kind:
-        inputs = [address_value(address), Rows(items, items[0].kind)]
+        inputs.append(Rows(items, items[0].kind))
     else:
-        inputs = [address_value(address), *(Value(i, form.type) for i in items)]
+        inputs += [Value(i, form.type) for i in items]
 
     def run(warp, mask, address, *values):
         rows = values[0] if form.count > 1 and same_kind else _rows(values)

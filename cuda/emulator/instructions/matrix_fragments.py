@@ -7,14 +7,14 @@ import re
 import numpy as np
 
 from ..errors import MemoryFaultError
-from ..machine.memory import OFFSET_MASK, RANK_SHIFT
+from ..machine.memory import OFFSET_MASK, RANK_SHIFT, SharedMemory
 from ..machine.warp import Warp
 from ..ptx.syntax import Instruction, Vector
 from ..tensor_core.formats import ACCUMULATORS, WIDTH, decode
 from ..tensor_core.fragments import a_rows, accumulator_registers, accumulators, b_rows
 from ..tensor_core.products import multiply, to_accumulator
 from .access import address_value
-from .handler import Handler, Rows, handles, per_lane, unsupported
+from .handler import Handler, Rows, Value, handles, per_lane, unsupported
 
 # ---- 8x8 matrices of 16 bits ----
 
@@ -28,7 +28,7 @@ def _matrices(instruction: Instruction) -> tuple[int, bool]:
     return count, "trans" in parts
 
 
-def _row_words(warp: Warp, addresses, count: int, instruction: Instruction) -> tuple[object, np.ndarray]:
+def _row_words(warp: Warp, addresses, count: int, instruction: Instruction) -> tuple[SharedMemory, np.ndarray]:
     """The shared memory and the offsets (rows * 2) of the 8-byte words of the rows that the first lanes address."""
     rows = per_lane(addresses, np.uint64)[: 8 * count].astype(np.int64)
     cta, _ = warp.cta.shared_target(int(rows[0]), instruction)
@@ -83,7 +83,7 @@ def store(instruction: Instruction) -> Handler:
         shared.write(words, elements.reshape(-1).view(np.uint64), 8, warp.actor, instruction)
         return None
 
-    inputs = [address_value(instruction.operands[0]), Rows(sources)]
+    inputs: list[Value | Rows] = [address_value(instruction.operands[0]), Rows(sources)]
     return Handler(run, inputs=inputs, convergent=True)
 
 

@@ -21,11 +21,11 @@ class _Pair:
         ranks = f"CTA ranks {ctas[0].rank} and {ctas[1].rank}"
         self.barriers = {what: ThreadBarrier(f"{what} of {ranks}", monitor) for what in ("alloc", "dealloc")}
         self.memories = [cta.tensor for cta in ctas]
-        self.requested: int | None = None
+        self.requested = 0  # columns; 0 when nobody has asked
         self.granted: dict[int, int] = {}
 
     def request(self, columns: int, instruction: Instruction) -> None:
-        if self.requested not in (None, columns):
+        if self.requested not in (0, columns):
             raise MemoryFaultError(f"{instruction.where}: allocates {columns} columns, the other CTA {self.requested}")
         self.requested = columns
 
@@ -44,15 +44,16 @@ class _Pair:
         """The column granted to one of the CTAs."""
         first = self.granted.pop(rank)
         if not self.granted:
-            self.requested = None
+            self.requested = 0
         return first
 
 
 def _pair(cta: Cta) -> _Pair:
     ctas = group_ctas(cta, 2)
-    if ctas[0].tensor.pair is None:
-        ctas[0].tensor.pair = _Pair(ctas, cta.machine.monitor)
-    return ctas[0].tensor.pair
+    first = ctas[0].tensor
+    if not isinstance(first.pair, _Pair):
+        first.pair = _Pair(ctas, cta.machine.monitor)
+    return first.pair
 
 
 def _take(memories: list[TensorMemory], first: int, columns: int) -> None:
@@ -70,7 +71,7 @@ def _meet(warp: Warp, barrier: ThreadBarrier, instruction: Instruction, orders: 
     generation = group.token
     if barrier.generation == generation:
         return Wait(lambda: barrier.generation != generation, lambda: str(barrier))
-    if orders and warp.machine.monitor is not None:
+    if orders and warp.machine.monitor is not None and warp.actor is not None:
         warp.machine.monitor.acquire(barrier, warp.actor)
     return None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
@@ -182,7 +181,8 @@ def load(instruction: Instruction) -> Handler:
     return Handler(run, inputs=[Value(operands[at], "u32")], outputs=outputs, convergent=True)
 
 
-class PendingLoad(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PendingLoad:
     """A load that the warp has not waited for: who reads, and the index of its instruction."""
 
     actor: Actor
@@ -192,7 +192,7 @@ class PendingLoad(NamedTuple):
 def _load_actor(warp: Warp, instruction: Instruction) -> Actor | None:
     """Who reads."""
     monitor = warp.machine.monitor
-    if monitor is None:
+    if monitor is None or warp.actor is None:
         return None
     actor = monitor.operation(warp.actor, f"tcgen05.ld of {warp.name}", agent=agent_of(warp, _PENDING_LOADS))
     warp.pending[_PENDING_LOADS].append(PendingLoad(actor, instruction.index))
@@ -204,7 +204,7 @@ def finish_loads(warp: Warp, index: int | None = None) -> None:
     pending = warp.pending[_PENDING_LOADS]
     for load in pending:
         if index is None or load.index == index:
-            warp.machine.monitor.join(warp.actor, load.actor)
+            warp.join(load.actor)
     pending[:] = [load for load in pending if index is not None and load.index != index]
 
 
@@ -246,7 +246,7 @@ class PendingStore:
     column: int
     lanes: slice
     values: np.ndarray
-    actor: object
+    actor: Actor | None
     instruction: Instruction
 
 
@@ -274,10 +274,10 @@ def store(instruction: Instruction) -> Handler:
     return Handler(run, inputs=[Value(address, "u32"), Rows(sources)], convergent=True)
 
 
-def _store_actor(warp: Warp):
+def _store_actor(warp: Warp) -> Actor | None:
     """Who writes; the stores of a warp are in order among themselves."""
     monitor = warp.machine.monitor
-    if monitor is None:
+    if monitor is None or warp.actor is None:
         return None
     pending = warp.pending[_PENDING_STORES]
     previous = pending[-1].actor if pending else None
@@ -289,8 +289,7 @@ def finish_stores(warp: Warp) -> None:
     pending = warp.pending[_PENDING_STORES]
     for item in pending:
         item.memory.write(item.column, item.values, item.lanes, item.actor, item.instruction)
-        if item.actor is not None:
-            warp.machine.monitor.join(warp.actor, item.actor)
+        warp.join(item.actor)
     pending.clear()
 
 
@@ -307,10 +306,10 @@ _COPY_SHAPES = {
 def copy(instruction: Instruction) -> Handler:
     """`tcgen05.cp [address], descriptor`; with cta_group::2 in each CTA from its own shared memory."""
     size, parts = group_size(instruction), instruction.parts
-    shape = next((p for p in parts if p in _COPY_SHAPES), None)
+    shape = next((p for p in parts if p in _COPY_SHAPES), "")
     multicast = next((p for p in parts if p.startswith("warpx")), "")
     expected = {"64x128b": tuple(_QUADRANTS_OF_HALF), "32x128b": ("warpx4",)}.get(shape, ("",))
-    if shape is None or multicast not in expected or any(p.startswith("b8x16") for p in parts):
+    if not shape or multicast not in expected or any(p.startswith("b8x16") for p in parts):
         raise unsupported(instruction)
     rows, nbytes = _COPY_SHAPES[shape]
 

@@ -12,7 +12,7 @@ Which lanes hold which rows is the PTX ISA's "Data Path Layout Organization":
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -88,8 +88,7 @@ class Multiplication:
     a: SharedOperand | None
     a_column: int
     b: SharedOperand
-    a_scales: ScaleFactors | None
-    b_scales: ScaleFactors | None
+    scales: tuple[ScaleFactors, ScaleFactors] | None
     accumulate: bool
     disabled: tuple[np.ndarray, ...] | None
 
@@ -149,15 +148,14 @@ def _prepare(form: Form, values: tuple[int, ...]) -> Multiplication:
     descriptor = instruction_descriptor(bits & 0xFFFFFFFF, form.kind, form.ctas)
     _check(form, descriptor)
     rows = descriptor.m // form.ctas
-    common = {"k_bytes": descriptor.k_bytes, "packed": descriptor.packed}
+    operand = partial(shared_operand, k_bytes=descriptor.k_bytes, packed=descriptor.packed)
     operand_a, a_lane, a_column = None, 0, 0
     if form.tensor_memory_a:
         a_lane, a_column = split_address(a)
     else:
-        operand_a = shared_operand(tcgen05_matrix(a), descriptor.a, rows, transposed=descriptor.a_transposed, **common)
-    operand_b = shared_operand(
-        tcgen05_matrix(b), descriptor.b, descriptor.n // form.ctas, transposed=descriptor.b_transposed, **common
-    )
+        operand_a = operand(tcgen05_matrix(a), descriptor.a, rows, transposed=descriptor.a_transposed)
+    columns = descriptor.n // form.ctas
+    operand_b = operand(tcgen05_matrix(b), descriptor.b, columns, transposed=descriptor.b_transposed)
     d_lane, d_column = split_address(d)
     accumulate, *words = rest
     return Multiplication(
@@ -168,8 +166,7 @@ def _prepare(form: Form, values: tuple[int, ...]) -> Multiplication:
         a=operand_a,
         a_column=a_column,
         b=operand_b,
-        a_scales=_scales(form, descriptor, scales, 0),
-        b_scales=_scales(form, descriptor, scales, 1),
+        scales=_scales(form, descriptor, scales),
         accumulate=bool(accumulate),
         disabled=_disabled(words, form.ctas),
     )
@@ -186,10 +183,15 @@ def _check(form: Form, d: InstructionDescriptor) -> None:
         raise DescriptorFaultError("scale factors of 32 elements are ue8m0")
 
 
-def _scales(form: Form, d: InstructionDescriptor, addresses: tuple[int, ...], operand: int) -> ScaleFactors | None:
+def _scales(
+    form: Form, d: InstructionDescriptor, addresses: tuple[int, ...]
+) -> tuple[ScaleFactors, ScaleFactors] | None:
+    """The scale factors of A and of B."""
     if not form.block:
         return None
-    return scale_factors(addresses[operand], d.k // form.block, (d.a_scale_id, d.b_scale_id)[operand], d.scale)
+    a, b = addresses
+    factors = d.k // form.block
+    return scale_factors(a, factors, d.a_scale_id, d.scale), scale_factors(b, factors, d.b_scale_id, d.scale)
 
 
 def _disabled(words: list[int], ctas: int) -> tuple[np.ndarray, ...] | None:
@@ -244,18 +246,19 @@ def _a_in_tensor_memory(job: Multiplication, cta: Cta, part: Part, access) -> np
 def _product(job: Multiplication, cta: Cta, part: Part, a: np.ndarray, b: np.ndarray, access) -> np.ndarray:
     """(columns, lanes) float64 of one part of D."""
     b = b[part.columns]
-    if job.form.block:
-        b_scales = job.b_scales.read_copies(cta.tensor, len(b), part.quadrants, *access)
-        a = a * np.repeat(_scales_of_a(job, cta, access), job.form.block, axis=1)
+    if job.scales is not None:
+        of_a, of_b = job.scales
+        b_scales = of_b.read_copies(cta.tensor, len(b), part.quadrants, *access)
+        a = a * np.repeat(_scales_of_a(job, of_a, cta, access), job.form.block, axis=1)
         b = b * np.repeat(b_scales, job.form.block, axis=1)
     return multiply(a, b, job.descriptor.negative)
 
 
-def _scales_of_a(job: Multiplication, cta: Cta, access) -> np.ndarray:
+def _scales_of_a(job: Multiplication, scales: ScaleFactors, cta: Cta, access) -> np.ndarray:
     """(rows, factors): the rows of a lane quadrant read the copy there."""
     if len(job.parts) == 2:
-        return job.a_scales.read_copies(cta.tensor, 64, range(4), *access)
-    return job.a_scales.read_own(cta.tensor, *access)
+        return scales.read_copies(cta.tensor, 64, range(4), *access)
+    return scales.read_own(cta.tensor, *access)
 
 
 def _update(job: Multiplication, cta: Cta, part: Part, product: np.ndarray, disabled, access) -> None:

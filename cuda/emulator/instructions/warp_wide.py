@@ -58,7 +58,7 @@ def _together(
         if wait is not None:
             return wait
         _check_members(warp, mask, members, instruction)
-        result = np.zeros(32, dtype)
+        result: np.ndarray = np.zeros(32, dtype)
         for named, running in _by_members(mask, members):
             values = np.full(32, value)[running] if isinstance(value, int) else value[running]
             one = function(values, _LANE[running], named)
@@ -92,10 +92,9 @@ def shuffle(instruction: Instruction) -> Handler:
             _check_members(warp, mask, members, instruction)
             _check_sources(warp, mask, lane, members, instruction)
         if whole and isinstance(distance, int) and isinstance(members, int):
-            one = value if isinstance(value, int) else int(value[distance & 31])
-            results = one, True
+            results: tuple = (value if isinstance(value, int) else int(value[distance & 31]), True)
         else:
-            results = per_lane(value, np.uint32)[lane], in_range
+            results = (per_lane(value, np.uint32)[lane], in_range)
         return tuple(results[i] for i in kept) if len(kept) > 1 else results[kept[0]]
 
     inputs = [Value(source, "b32"), Value(distance, "u32"), Value(bounds, "u32"), Value(members, "b32")]

@@ -8,10 +8,14 @@ wgmma.wait_group in one warp waits for the groups of all four.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+
+import numpy as np
 
 from ..machine.warp import Warp
 from ..ptx.syntax import Immediate, Instruction, Vector
+from ..tensor_core.adders import wgmma_adder
 from ..tensor_core.descriptors import located, wgmma_matrix
 from ..tensor_core.formats import ACCUMULATORS, WIDTH, decode
 from ..tensor_core.fragments import a_rows, accumulator_registers, accumulators
@@ -109,6 +113,7 @@ def multiply_accumulate(instruction: Instruction) -> Handler:
     a_in_registers = isinstance(a, Vector)
     if len(d.items) != form.n // (4 if form.accumulator == "f16" else 2):
         raise unsupported(instruction, f"{len(d.items)} accumulators")
+    add = _sums(form)
 
     def run(warp: Warp, mask, old, a, b, accumulate):
         wait = warp.converged(mask)
@@ -121,9 +126,8 @@ def multiply_accumulate(instruction: Instruction) -> Handler:
             else:
                 a_values = _a_operand(form, warp, lane_value(a, lane)).read(warp.cta.shared, *access)
             b_operand = shared_operand(wgmma_matrix(lane_value(b, lane)), form.b, form.n, _K_BYTES, form.b_transposed)
-        product = multiply(a_values, b_operand.read(warp.cta.shared, *access), form.negative)
         before = accumulators(old, form.accumulator) if lane_value(accumulate, lane) else None
-        words = to_accumulator(product, before, form.accumulator, form.saturate)
+        words = add(a_values, b_operand.read(warp.cta.shared, *access), before)
         return accumulator_registers(words, form.accumulator)
 
     inputs = [
@@ -133,6 +137,14 @@ def multiply_accumulate(instruction: Instruction) -> Handler:
         Value(accumulate, "pred"),
     ]
     return Handler(run, inputs=inputs, outputs=[Rows(d.items)], convergent=True)
+
+
+def _sums(form: Form) -> Callable[[np.ndarray, np.ndarray, np.ndarray | None], np.ndarray]:
+    """From the values of A and B and the old accumulators, or None, to the new ones, as words."""
+    if form.accumulator == "s32":
+        return lambda a, b, old: to_accumulator(multiply(a, b), old, "s32", form.saturate)
+    add = wgmma_adder(form.a, form.b, form.accumulator).add
+    return (lambda a, b, old: add(-a, b, old)) if form.negative else add
 
 
 def _a_operand(form: Form, warp: Warp, bits: int):

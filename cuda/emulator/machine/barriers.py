@@ -41,7 +41,7 @@ class MBarrier(Sync):
         The async proxy sees the initialisation by `fence.mbarrier_init` or `fence.proxy.async` (CUDA programming
         guide, "Asynchronous data copies using the Tensor Memory Accelerator").
         """
-        if actor is None:
+        if self.monitor is None or actor is None or self.initialised_in is None:
             return
         if actor.agent is not None:
             self.users[actor.agent] = actor.event
@@ -86,7 +86,7 @@ class MBarrier(Sync):
             )
 
     def _released_by(self, actor: Actor | None, relaxed: bool) -> None:
-        if self.monitor is not None:
+        if self.monitor is not None and actor is not None:
             self.monitor.release(self, actor, relaxed)
         if self.pending == 0 and self.bytes == 0:
             self.phase, self.pending = self.phase + 1, self.count
@@ -131,7 +131,7 @@ class ThreadBarrier(Sync):
             raise BarrierFaultError(
                 f"{instruction.where}: {self.arrived} threads arrive at {self.name}, which is for {expected}"
             )
-        if self.monitor is not None:
+        if self.monitor is not None and actor is not None:
             self.monitor.release(self, actor, relaxed)
             self.monitor.next_event(actor)
         if self.arrived == expected:

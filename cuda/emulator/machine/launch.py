@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..checks.races import Monitor
+from ..checks.races import Actor, Monitor
 from ..errors import DeadlockError, EmulationError, Finding
 from ..instructions.handler import Wait
 from ..instructions.tcgen05_data import finish_stores
@@ -87,7 +87,7 @@ class Machine:
         self._max_instructions = max_instructions
         self.now, self.executed, self.state, self._polls = 0, 0, 0, 0
         self.trace = trace
-        self._last_of_stream: dict[object, object] = {}
+        self._last_of_stream: dict[object, Actor] = {}
         self._place: dict[tuple, int] = {}
         self._full, self._masked = program.tables()
         self.seconds = 0.0
@@ -133,7 +133,7 @@ class Machine:
           stream: operations of equal streams take effect in order and know of each other; None for none.
         """
         actor = None
-        if self.monitor is not None:
+        if self.monitor is not None and warp.actor is not None:
             name = f"{instruction.parts[0]} of {warp.name}"
             actor = self.monitor.operation(warp.actor, name, stream, self._last_of_stream.get(stream))
             if stream is not None:
@@ -292,7 +292,8 @@ class Machine:
             except (TypeError, ValueError, AttributeError, IndexError, KeyError, OverflowError) as e:
                 raise self.program.explain(e, pc, function, warp.registers) from e
             if self.trace is not None and act.__class__ is not Wait:
-                self._trace_run(warp, pc, function.length, done)
+                start = self.now + done
+                self.trace(start, start + function.length, warp.name, self.kernel.instructions[pc])
             if act.__class__ is int:
                 done += function.length
                 pc = act
@@ -317,10 +318,6 @@ class Machine:
         else:
             raise EmulationError(f"{self.kernel.instructions[pc].where}: unexpected result {act!r}")
         return done
-
-    def _trace_run(self, warp: Warp, pc: int, length: int, done: int) -> None:
-        start = self.now + done
-        self.trace(start, start + length, warp.name, self.kernel.instructions[pc])
 
     def _retire(self, cta: Cta) -> None:
         """Check what a CTA leaves behind when the last of its warps is done, and a cluster when its last CTA is."""

@@ -1,5 +1,7 @@
 """Global and shared memory: bytes, whether they were written, and who accessed them last.
 
+Accesses without an actor are not checked for races.
+
 Shared addresses carry the CTA's rank in the cluster in bits 24 and up, so a shared::cta address is a valid
 shared::cluster address too. The first KiB of a CTA's window is reserved, as on the hardware.
 """
@@ -14,6 +16,7 @@ from ..checks.lifetime import Lifetime
 from ..checks.races import Actor, Monitor, Shadow, Sync
 from ..errors import BarrierFaultError, MemoryFaultError
 from ..ptx.syntax import Instruction
+from .barriers import MBarrier
 
 SHARED_BASE = 1024
 RANK_SHIFT = 24
@@ -135,7 +138,7 @@ class GlobalMemory:
         index = offsets[:, None] + np.arange(nbytes)
         if not self._written[slot][index].all():
             raise MemoryFaultError(f"{instruction.where}: reads bytes of {self._names[slot]} that were never written")
-        if self.monitor is not None:
+        if self.monitor is not None and actor is not None:
             part = _part(offsets, nbytes)
             self.monitor.read(self._shadows[slot], _words(offsets, nbytes), actor, instruction, generic, strong, part)
         return self._buffers[slot][index]
@@ -153,7 +156,7 @@ class GlobalMemory:
         """Store (lanes, nbytes) uint8 at uint64 addresses in one buffer; of equal addresses the highest lane wins."""
         slot, offsets = self._locate(addresses, nbytes, instruction)
         index = offsets[:, None] + np.arange(nbytes)
-        if self.monitor is not None:
+        if self.monitor is not None and actor is not None:
             part = _part(offsets, nbytes)
             self.monitor.write(self._shadows[slot], _words(offsets, nbytes), actor, instruction, generic, strong, part)
         self._buffers[slot][index] = values
@@ -181,7 +184,7 @@ class GlobalMemory:
         slot, vectors, index = found
         if not vectors.were_written(index):
             return None
-        if self.monitor is not None:
+        if self.monitor is not None and actor is not None:
             words, part = vectors.words(index), vectors.part(index)
             self.monitor.read(self._shadows[slot], words, actor, instruction, True, strong, part)
         return vectors.data.take(index, axis=0)
@@ -201,7 +204,7 @@ class GlobalMemory:
         if found is None:
             return False
         slot, vectors, index = found
-        if self.monitor is not None:
+        if self.monitor is not None and actor is not None:
             words, part = vectors.words(index), vectors.part(index)
             self.monitor.write(self._shadows[slot], words, actor, instruction, True, strong, part)
         vectors.store(index, values)
@@ -209,7 +212,7 @@ class GlobalMemory:
 
     def discard(self, address: int, nbytes: int, actor: Actor | None, instruction: Instruction) -> None:
         """Make bytes undefined."""
-        self.write(np.array([address], np.uint64), np.uint8(0), nbytes, actor, instruction)
+        self.write(np.array([address], np.uint64), np.zeros(nbytes, np.uint8), nbytes, actor, instruction)
         slot, offsets = self._locate(np.array([address], np.uint64), nbytes, instruction)
         self._written[slot][offsets[0] : offsets[0] + nbytes] = False
 
@@ -220,7 +223,7 @@ class GlobalMemory:
         slot, index = self._locate_bytes(address, offsets, instruction)
         if not self._written[slot][index].all():
             raise MemoryFaultError(f"{instruction.where}: reads bytes of {self._names[slot]} that were never written")
-        if self.monitor is not None and index.size:
+        if self.monitor is not None and actor is not None and index.size:
             self.monitor.read(self._shadows[slot], np.unique(index // WORD), actor, instruction, False)
         return self._buffers[slot][index]
 
@@ -229,7 +232,7 @@ class GlobalMemory:
     ) -> None:
         """Store bytes at byte offsets from a base address, by an asynchronous engine; `strong` for a reduction."""
         slot, index = self._locate_bytes(address, offsets, instruction)
-        if self.monitor is not None and index.size:
+        if self.monitor is not None and actor is not None and index.size:
             self.monitor.write(self._shadows[slot], np.unique(index // WORD), actor, instruction, False, strong)
         self._buffers[slot][index] = values
         self._written[slot][index] = True
@@ -242,14 +245,14 @@ class GlobalMemory:
         slot, offset = self._locate_window(address, shape, strides, instruction)
         if not self._written_window(slot, offset, shape, strides).all():
             raise MemoryFaultError(f"{instruction.where}: reads bytes of {self._names[slot]} that were never written")
-        if self.monitor is not None:
+        if self.monitor is not None and actor is not None:
             self.monitor.read(self._shadows[slot], _window_words(offset, shape, strides), actor, instruction, False)
         return np.ndarray(shape, np.uint8, self._buffers[slot], offset, (*strides, 1))
 
     def write_window(self, address: int, strides: tuple, values, actor: Actor | None, instruction: Instruction) -> None:
         """Store bytes (values of uint8, innermost last) where `read_window` would read them."""
         slot, offset = self._locate_window(address, values.shape, strides, instruction)
-        if self.monitor is not None:
+        if self.monitor is not None and actor is not None:
             words = _window_words(offset, values.shape, strides)
             self.monitor.write(self._shadows[slot], words, actor, instruction, False)
         np.ndarray(values.shape, np.uint8, self._buffers[slot], offset, (*strides, 1))[...] = values
@@ -262,7 +265,7 @@ class GlobalMemory:
         slot, offset = self._locate_window(address, shape, strides, instruction)
         if not self._written_window(slot, offset, shape, strides).all():
             raise MemoryFaultError(f"{instruction.where}: adds to bytes of {self._names[slot]} that were never written")
-        if self.monitor is not None:
+        if self.monitor is not None and actor is not None:
             words = _window_words(offset, shape, strides)
             self.monitor.write(self._shadows[slot], words, actor, instruction, False, strong=True)
         window = np.ndarray(shape, np.uint8, self._buffers[slot], offset, (*strides, 1))
@@ -319,12 +322,12 @@ class SharedMemory:
 
     def __init__(self, rank: int, nbytes: int, monitor: Monitor | None = None, name: str = "") -> None:
         self.rank, self.limit, self.monitor = rank, SHARED_BASE + nbytes, monitor
-        self.lifetime = Lifetime(name, monitor.report) if monitor else None
+        self.lifetime = Lifetime(name, monitor.report if monitor is not None else None)
         size = -(-self.limit // CHUNK) * CHUNK
         self.data = np.full(size, 0xCD, np.uint8)
         self.written = np.zeros(size, np.uint8)
-        self.shadow = Shadow(f"shared memory of CTA rank {rank}", size // WORD) if monitor else None
-        self.barriers: dict[int, object] = {}
+        self.shadow = Shadow(f"shared memory of CTA rank {rank}", size // WORD)
+        self.barriers: dict[int, MBarrier] = {}
         self.syncs: dict[int, Sync] = {}
         self._first_barrier, self._barriers_end = size, 0
         self._chunks = self.data.view(_CHUNK_TYPE)
@@ -345,7 +348,7 @@ class SharedMemory:
                 f"{self.rank}, which has {self.limit - SHARED_BASE}"
             )
 
-    def place_barrier(self, offset: int, barrier: object) -> None:
+    def place_barrier(self, offset: int, barrier: MBarrier) -> None:
         """From now on a store to the 8 bytes at this offset is a fault."""
         self.barriers[offset] = barrier
         self._first_barrier = min(self._first_barrier, offset)
@@ -369,7 +372,7 @@ class SharedMemory:
             raise MemoryFaultError(
                 f"{instruction.where}: reads shared byte {bad - SHARED_BASE}, which was never written"
             )
-        if self.monitor is not None:
+        if self.monitor is not None and actor is not None:
             part = _part(offsets, nbytes)
             self.monitor.read(self.shadow, _words(offsets, nbytes), actor, instruction, True, strong, part)
             self.lifetime.use(actor, instruction)
@@ -392,7 +395,7 @@ class SharedMemory:
         if nbytes > 1 and (offsets & (nbytes - 1)).any():
             raise MemoryFaultError(f"{instruction.where}: a shared access of {nbytes} bytes is misaligned")
         index = offsets // nbytes
-        if self.monitor is not None:
+        if self.monitor is not None and actor is not None:
             part = _part(offsets, nbytes)
             self.monitor.write(self.shadow, _words(offsets, nbytes), actor, instruction, True, strong, part)
             self.lifetime.use(actor, instruction)
@@ -414,7 +417,7 @@ class SharedMemory:
         # What is reserved or beyond the limit was never written.
         if index.max() >= len(vectors.data) or not vectors.were_written(index):
             return None
-        if self.monitor is not None:
+        if self.monitor is not None and actor is not None:
             words, part = vectors.words(index), vectors.part(index)
             self.monitor.read(self.shadow, words, actor, instruction, True, strong, part)
             self.lifetime.use(actor, instruction)
@@ -436,7 +439,7 @@ class SharedMemory:
         if low < SHARED_BASE or high > self.limit or (low < self._barriers_end and high > self._first_barrier):
             return False
         index = offsets >> vectors.shift
-        if self.monitor is not None:
+        if self.monitor is not None and actor is not None:
             words, part = vectors.words(index), vectors.part(index)
             self.monitor.write(self.shadow, words, actor, instruction, True, strong, part)
             self.lifetime.use(actor, instruction)
@@ -447,7 +450,7 @@ class SharedMemory:
         """(*chunks.shape, 16) uint8 of 16-byte chunks (byte offset // 16), by an asynchronous engine."""
         self._check(int(chunks.min()) * CHUNK, (int(chunks.max()) + 1) * CHUNK, instruction)
         self._check_written(chunks, instruction)
-        if self.monitor is not None:
+        if self.monitor is not None and actor is not None:
             self.monitor.read(self.shadow, _chunk_words(chunks), actor, instruction, False)
             self.lifetime.use(actor, instruction)
         return self._chunks[chunks].view(np.uint8).reshape(*chunks.shape, CHUNK)
@@ -460,7 +463,7 @@ class SharedMemory:
         self._check(low, high, instruction)
         if low < self._barriers_end and high > self._first_barrier:
             self._spare_barriers(chunks * CHUNK, CHUNK, instruction)
-        if self.monitor is not None:
+        if self.monitor is not None and actor is not None:
             self.monitor.write(self.shadow, _chunk_words(chunks), actor, instruction, False)
             self.lifetime.use(actor, instruction)
         self._chunks[chunks] = (
@@ -472,7 +475,7 @@ class SharedMemory:
         """Replace 16-byte chunks by `function` of them, atomically with other updates, by an asynchronous engine."""
         self._check(int(chunks.min()) * CHUNK, (int(chunks.max()) + 1) * CHUNK, instruction)
         self._check_written(chunks, instruction)
-        if self.monitor is not None:
+        if self.monitor is not None and actor is not None:
             self.monitor.write(self.shadow, _chunk_words(chunks), actor, instruction, False, strong=True)
             self.lifetime.use(actor, instruction)
         old = self._chunks[chunks].view(np.uint8).reshape(*chunks.shape, CHUNK)

@@ -54,7 +54,8 @@ def load_tile(
     """Copy the tile at coordinates `at` (innermost first) to a byte offset of shared memory."""
     _check_coordinates(tensor, at, instruction)
     chunks = _chunks(tensor, offset)
-    values = _read_tile(tensor, _part(tensor, at), memory, actor, instruction).reshape(*chunks.shape, CHUNK)
+    part = _part(tensor, at, instruction)
+    values = _read_tile(tensor, part, memory, actor, instruction).reshape(*chunks.shape, CHUNK)
     if tensor.swizzle.flip:
         values = _flipped(chunks, values)
     shared.write_chunks(chunks, values, actor, instruction)
@@ -66,7 +67,7 @@ def read_source(
     """What a store of the tile at coordinates `at` reads: the bytes inside of the tensor, or None."""
     _check_coordinates(tensor, at, instruction)
     _check_store(tensor, instruction)
-    part = _part(tensor, at, store=True)
+    part = _part(tensor, at, instruction, store=True)
     if part is None:
         return None
     chunks = _chunks(tensor, offset)
@@ -83,7 +84,7 @@ def write_destination(
     tensor: TensorMap, at: list[int], values: np.ndarray | None, memory: GlobalMemory, actor, instruction: Instruction
 ) -> None:
     """Store what `read_source` returned."""
-    part = _part(tensor, at, store=True)
+    part = _part(tensor, at, instruction, store=True)
     if part is not None:
         memory.write_window(part.address, part.strides, values, actor, instruction)
 
@@ -98,16 +99,14 @@ def reduce_destination(
     instruction: Instruction,
 ) -> None:
     """Replace the tile in global memory by `function` of its bytes and of what `read_source` returned."""
-    part = _part(tensor, at, store=True)
-    if part is not None:
+    part = _part(tensor, at, instruction, store=True)
+    if part is not None and values is not None:
         memory.update_window(
             part.address, part.shape, part.strides, lambda old: function(old, values), actor, instruction
         )
 
 
 def _check_coordinates(tensor: TensorMap, at: list[int], instruction: Instruction) -> None:
-    if tensor.address is None:
-        raise DescriptorFaultError(f"{instruction.where}: the tensor map is not bound to an address")
     if len(at) != tensor.rank:
         raise DescriptorFaultError(f"{instruction.where}: {len(at)} coordinates for a tensor map of rank {tensor.rank}")
     name = tensor.element.name
@@ -128,13 +127,15 @@ def _check_store(tensor: TensorMap, instruction: Instruction) -> None:
         raise DescriptorFaultError(f"{instruction.where}: tensor maps with {what} cannot be stored to")
 
 
-def _part(tensor: TensorMap, at: list[int], store: bool = False) -> _Part | None:
+def _part(tensor: TensorMap, at: list[int], instruction: Instruction, store: bool = False) -> _Part | None:
     """What is inside of the tensor, or None when nothing is.
 
     A store writes the last 16 bytes of a row as a whole, elements out of bounds among them. This is not in the
     documentation; it was measured on an H200 with elements of 1, 2, 4 and 8 bytes, for reductions, too.
     """
     element, address = tensor.element, tensor.address
+    if address is None:
+        raise DescriptorFaultError(f"{instruction.where}: the tensor map is not bound to an address")
     shape, strides, inside, whole = [], [], [], True
     dims = tensor.dims
     if store and not element.padded:
@@ -159,16 +160,16 @@ def _part(tensor: TensorMap, at: list[int], store: bool = False) -> _Part | None
 
 def _read_tile(tensor: TensorMap, part: _Part | None, memory: GlobalMemory, actor, instruction) -> np.ndarray:
     """The bytes of a tile as they are in shared memory before the swizzle."""
-    values = None
-    if part is not None:
+    if part is None:
+        values = _outside(tensor)
+    else:
         values = memory.read_window(part.address, part.shape, part.strides, actor, instruction)
         if tensor.element.name.startswith("tf32"):
             values = _rounded_to_tf32(values)
-    if part is None or part.inside is not None:
-        tile = _outside(tensor)
-        if part is not None:
+        if part.inside is not None:
+            tile = _outside(tensor)
             tile[part.inside] = values
-        values = tile
+            values = tile
     if not tensor.element.padded:
         return values
     groups = values.reshape(-1, tensor.element.group_bytes)

@@ -36,7 +36,7 @@ class TensorMemory:
         self.rank, self.monitor = rank, monitor
         self.data = np.full((COLUMNS, LANES), _NEVER_WRITTEN, np.uint32)
         self.written = np.zeros((COLUMNS, LANES), bool)
-        self.shadow = Shadow(f"tensor memory of CTA rank {rank}", (COLUMNS, LANES // CELL_LANES)) if monitor else None
+        self.shadow = Shadow(f"tensor memory of CTA rank {rank}", (COLUMNS, LANES // CELL_LANES))
         self.allocations: dict[int, int] = {}
         self._allocated = 0  # bit c: column c
         self.pair: object | None = None
@@ -59,7 +59,7 @@ class TensorMemory:
             raise MemoryFaultError(
                 f"{instruction.where}: {columns} columns at {first} are no allocation; there are {self._describe()}"
             )
-        if self.monitor is not None:
+        if self.monitor is not None and actor is not None:
             cells = slice(first, first + columns)
             self.monitor.write(self.shadow, cells, actor, instruction, False)
             # The next owner gets the columns from the allocator, which orders it after this.
@@ -86,7 +86,7 @@ class TensorMemory:
                 f"{instruction.where}: reads tensor memory of CTA rank {self.rank} at column {column + at}, "
                 f"lane {lane}, which was never written"
             )
-        if self.monitor is not None:
+        if self.monitor is not None and actor is not None:
             self.monitor.read(self.shadow, (window[0], _cells(lanes)), actor, instruction, False)
         return self.data[window]
 
@@ -96,7 +96,7 @@ class TensorMemory:
         """Store (columns, lanes) uint32 from a column on, in `lanes`, a slice or indices."""
         self._check(column, len(values), instruction)
         window = (slice(column, column + len(values)), lanes)
-        if self.monitor is not None:
+        if self.monitor is not None and actor is not None:
             self.monitor.write(self.shadow, (window[0], _cells(lanes)), actor, instruction, False)
         self.data[window] = values
         self.written[window] = True

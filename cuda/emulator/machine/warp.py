@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..checks.races import Actor, Monitor
 from ..errors import BarrierFaultError, MemoryFaultError
 from ..instructions.handler import Wait
 from .barriers import MBarrier, ThreadBarrier
 from .memory import OFFSET_MASK, RANK_SHIFT, SHARED_BASE, SharedMemory
 
 if TYPE_CHECKING:
-    from ..checks.races import Actor
     from ..program.runtime import Parting
     from ..ptx.syntax import Instruction
     from .launch import Machine
@@ -55,7 +55,8 @@ class Group:
     def __init__(self, pc: int, mask: np.ndarray | None, meet: int = -1, meeting: Meeting | None = None) -> None:
         self.pc, self.mask, self.meet, self.meeting = pc, mask, meet, meeting
         self.wait: Wait | None = None
-        self.timed_out, self.tried_at, self.blocked_at, self.token = False, -1, -1, None
+        self.timed_out, self.tried_at, self.blocked_at = False, -1, -1
+        self.token: int | None = None
 
     def runnable(self, state: int) -> bool:
         """Whether it can go on; asked once in each state of the machine."""
@@ -98,6 +99,11 @@ class Warp:
     def runnable(self, state: int) -> bool:
         """Whether any of its groups can go on."""
         return any(group.wait is None or group.runnable(state) for group in self.groups)
+
+    def join(self, done: Actor | None) -> None:
+        """The warp has waited for an asynchronous operation."""
+        if self.actor is not None and done is not None:
+            Monitor.join(self.actor, done)
 
     @property
     def name(self) -> str:

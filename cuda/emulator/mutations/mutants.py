@@ -296,11 +296,17 @@ def _in_front_of_wait(kernel: Kernel, access: Instruction) -> Iterator[tuple[str
 
 
 def _late(kernel: Kernel, wait: Instruction) -> Iterator[tuple[str, Kernel]]:
-    """Behind the next signal of its block, or behind the next use of a loaded register."""
+    """Behind the last of the signals that come next in its block, or behind the first use of a loaded register."""
     loads = wait.opcode.startswith("tcgen05.wait::ld")
     loaded = {n for i in _block_before(kernel, wait.index) if family_of(i) == "tcgen05.ld" for n in _touches(i)[1]}
+    last = None
     for other in _block_behind(kernel, wait.index):
-        signals = family_of(other) in ("arrive", "bar", "barrier.cluster", "tcgen05.commit")
-        if signals or (loads and other.parts[0] != "mov" and _touches(other)[0] & loaded):
-            yield f"behind the {other.parts[0]} behind it", moved(kernel, wait.index, other.index + 1)
-            return
+        if family_of(other) in ("arrive", "bar", "tcgen05.commit"):
+            last = other
+        elif loads and last is None and other.parts[0] != "mov" and _touches(other)[0] & loaded:
+            last = other
+            break
+        elif _is_work(other):
+            break
+    if last is not None:
+        yield f"behind the {last.parts[0]} behind it", moved(kernel, wait.index, last.index + 1)

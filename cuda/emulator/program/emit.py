@@ -75,6 +75,8 @@ class Emitter:
         return self.sources[value.number]
 
     def _load(self, value: Val) -> None:
+        if value.register is None:
+            raise AssertionError("a value that no operation has given yet is not that of a register")
         name = self._fresh("r")
         self.line(f"{name} = r[{self.slots[value.register]}]")
         self.sources[value.number] = name
@@ -214,15 +216,20 @@ class Emitter:
     def _in_row_order(self, nodes: list[Node]) -> list[Node]:
         for i in range(len(nodes[0].inputs)):
             column = [n.inputs[i] for n in nodes]
-            if all(v.number in self.rows for v in column):
-                groups = {self.rows[v.number][0] for v in column}
-                if len(groups) == 1 and len({v.number for v in column}) == len(column):
-                    return sorted(nodes, key=lambda n, i=i: self.rows[n.inputs[i].number][1])
+            places = self._places(column)
+            if places is not None and len({v.number for v in column}) == len(column):
+                rows = [row for _, row in places]
+                return [nodes[j] for j in sorted(range(len(nodes)), key=rows.__getitem__)]
         return nodes
 
+    def _places(self, column: list[Val]) -> list[tuple[str, int]] | None:
+        """The group and the row of each value, if they are all rows of one group."""
+        places = [self.rows[v.number] for v in column if v.number in self.rows]
+        return places if len(places) == len(column) and len({group for group, _ in places}) == 1 else None
+
     def _slice(self, column: list[Val]) -> tuple[str, int, int, int] | None:
-        places = [self.rows.get(v.number) for v in column]
-        if any(p is None or p[0] != places[0][0] for p in places):
+        places = self._places(column)
+        if places is None:
             return None
         step = places[1][1] - places[0][1]
         if step <= 0 or any(b[1] - a[1] != step for a, b in pairwise(places)):
@@ -240,8 +247,8 @@ class Emitter:
             group, start, stop, step = cut
             text = f"{group}[{start}:{stop}{f':{step}' if step > 1 else ''}]"
             return text + _conversion(column[0].kind, kind)
-        places = [self.rows.get(v.number) for v in column]
-        if all(p is not None and p[0] == places[0][0] for p in places):
+        places = self._places(column)
+        if places is not None:
             index = tuple(p[1] for p in places)
             text = f"{places[0][0]}[{self.names(('index', index), np.array(index), 'I')}]"
             return text + _conversion(column[0].kind, kind)
@@ -249,8 +256,8 @@ class Emitter:
 
     def _uniform_column(self, column: list[Val], kind: str) -> str:
         raw = "?" if kind == "b1" else "u" + kind[1]
-        if all(v.constant is not None for v in column):
-            numbers = tuple(_fit(v.constant, kind) for v in column)
+        numbers = tuple(_fit(v.constant, kind) for v in column if v.constant is not None)
+        if len(numbers) == len(column):
             constant = np.array(numbers, raw).view(_dtype(kind))[:, None]
             return self.names(("column", numbers, kind), constant, "C")
         maker = self.names(("columner", kind), _column_maker(kind), "M")
@@ -259,11 +266,11 @@ class Emitter:
     def _gathered(self, column: list[Val], kind: str) -> str:
         pieces, flat_pieces, i = [], True, 0
         while i < len(column):
-            j = i + 1
-            while j < len(column) and self._slice(column[i : j + 1]) is not None:
-                j += 1
-            if j - i > 2:
-                group, start, stop, step = self._slice(column[i:j])
+            j, cut = i + 1, None
+            while j < len(column) and (longer := self._slice(column[i : j + 1])) is not None:
+                j, cut = j + 1, longer
+            if cut is not None and j - i > 2:
+                group, start, stop, step = cut
                 text = f"{group}[{start}:{stop}{f':{step}' if step > 1 else ''}]"
                 pieces.append((text + _conversion(column[i].kind, kind), True))
                 flat_pieces = False
@@ -359,7 +366,7 @@ class Emitter:
         for name, text, old, value in zip(names, texts, olds, outputs, strict=True):
             if not value.uniform:
                 text = f"as_lanes({text}, {value.kind!r})"
-                if not node.guard.uniform:
+                if node.guard is not None and not node.guard.uniform:
                     text = f"keep({mask}, {text}, {old})"
             self.line(f"    {name} = {text}", node)
         self.line("else:", node)

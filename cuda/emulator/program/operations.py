@@ -256,7 +256,7 @@ class Decoder:
         chooser = self.source(predicate, "b1")
         kind = raw_type(instruction.parts[-1])
         if self._is_pair(destination):
-            parts = zip(self.halves(destination), self._halves_of(a), self._halves_of(b), strict=True)
+            parts = [*zip(self.halves(destination), self._halves_of(a), self._halves_of(b), strict=True)]
         else:
             parts = [(self.destination(destination), self.source(a, kind), self.source(b, kind))]
         return [select(chooser, x, y, d) for d, x, y in parts]

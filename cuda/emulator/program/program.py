@@ -6,10 +6,12 @@ import copy
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import cached_property
 
 import numpy as np
 
-from ..errors import EmulationError
+from ..checks.registers import early_uses
+from ..errors import EmulationError, Finding
 from ..instructions.handler import Wait
 from ..ptx.syntax import Kernel
 from . import runtime, special
@@ -19,7 +21,7 @@ from .liveness import Liveness
 from .loads import completing_uses
 from .operations import Component, Decoder, Effect
 from .scalars import truncated_quotient
-from .segment import Graph
+from .segment import Graph, Val
 from .uniformity import components_of, reads, varying_components, writes
 
 _NUMBERS = itertools.count()
@@ -53,7 +55,9 @@ class Program:
         self._liveness = Liveness(self.flow, self.operations)
         self._block_of = [b for b in self.flow.blocks for _ in range(b.stop - b.start)]
         count = len(kernel.instructions)
-        self._functions = {False: [None] * (count + 1), True: [None] * (count + 1)}
+        self._functions: dict[bool, list[runtime.Function | None]] = {
+            masked: [None] * (count + 1) for masked in (False, True)
+        }
         for table in self._functions.values():
             table[count] = runtime.leave
         self._names = Names(
@@ -94,11 +98,16 @@ class Program:
                 registers[self.slots[name]] = value
         return registers
 
+    @cached_property
+    def early_uses(self) -> list[Finding]:
+        """Registers that are used too early, found in the text."""
+        return early_uses(self.kernel)
+
     def tables(self) -> tuple[list, list]:
         """The functions so far: for all lanes, and for some."""
         return self._functions[False], self._functions[True]
 
-    def function(self, pc: int, masked: bool):
+    def function(self, pc: int, masked: bool) -> runtime.Function:
         """The function for a stretch of code that starts at `pc`."""
         function = self._functions[masked][pc]
         if function is None:
@@ -164,10 +173,11 @@ class Program:
             graph.add(self.kernel.instructions[index], self.operations[index])
         emitter = Emitter(graph, self._names, self.slots, masked)
         live = self._liveness.at(stop, block)
-        if stop < block.stop and self.kernel.instructions[stop].guard is not None:
-            live.add(self.kernel.instructions[stop].guard.name)
+        next_guard = self.kernel.instructions[stop].guard if stop < block.stop else None
+        if next_guard is not None:
+            live.add(next_guard.name)
         last = self.kernel.instructions[stop - 1]
-        ending = None
+        ending: Val | None = None
         if stop == block.stop and (is_branch(last) or is_exit(last)) and last.guard is not None:
             ending = graph.read(Component(last.guard.name, "b1"))
         emitter.emit(_needed(graph, live, ending))

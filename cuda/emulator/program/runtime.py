@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -26,12 +27,23 @@ class Parting:
     meet: int
 
 
-def leave(warp, mask):
-    """The function behind the last instruction."""
-    return EXIT
+class Function(Protocol):
+    """The code of some consecutive instructions; `length` counts them."""
+
+    length: int
+
+    def __call__(self, warp, mask): ...
 
 
-leave.length = 0
+class _Leave:
+    length = 0
+
+    def __call__(self, warp, mask) -> _Exit:
+        return EXIT
+
+
+# The function behind the last instruction.
+leave = _Leave()
 
 
 def part(mask, guard: np.ndarray, target: int, following: int, meet: int):

@@ -158,23 +158,19 @@ class Graph:
     def _add_effect(self, operation: Effect, instruction: Instruction, guard: Val | None) -> None:
         node = Node(operation, [self.read(s) for s in operation.inputs], instruction)
         node.guard = guard
-        outputs = []
         for output, uniform in zip(operation.outputs, uniform_of(operation), strict=True):
             if isinstance(output, tuple):
-                outputs.append(tuple(self._output(c, False, node) for c in output))
+                node.outputs.append(tuple(self._output(c, False, node) for c in output))
             else:
-                outputs.append(self._output(output, self._is_uniform(uniform, node), node))
+                node.outputs.append(self._output(output, self._is_uniform(uniform, node), node))
         if guard is not None:
             node.old = [self._old(o) for o in operation.outputs]
         node.level = 1 + max((v.node.level for v in node.all_inputs() if v.node), default=0)
         node.level = self._effects_at = max(node.level, self._effects_at + 1)
-        node.outputs = outputs
         self.nodes.append(node)
-        for output, value in zip(operation.outputs, outputs, strict=True):
-            pairs = zip(output, value, strict=True) if isinstance(output, tuple) else [(output, value)]
-            for component, v in pairs:
-                if component.name != "_":
-                    self.content[component.name] = v
+        for component, value in zip(flat(operation.outputs), flat(node.outputs), strict=True):
+            if component.name != "_":
+                self.content[component.name] = value
 
     def _is_uniform(self, uniform: str, node: Node) -> bool:
         """Whether the handler gives an int; with a varying guard it is made an array afterwards."""

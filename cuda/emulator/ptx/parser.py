@@ -25,6 +25,8 @@ class PtxSyntaxError(EmulationError):
 
 
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*(?:\((.*?)\))?\s*((?:\.[^{;]*?)?)\{", re.DOTALL)
+_THREADS = re.compile(r"\.reqntid\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?")
+_WORD = re.compile(r"\S")
 _LABEL = re.compile(r"([\w$]+)\s*:(?!:)")
 _GUARD = re.compile(r"@(!?)(\S+)\s+(.*)", re.DOTALL)
 _PARAMETER = re.compile(r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr\b.*\s)?([\w$]+)(?:\[(\d+)\])?$")
@@ -190,7 +192,6 @@ def parse(text: str, entry: str | None = None) -> Kernel:
     shared = _shared_variables(
         [m for m in _SHARED.finditer(clean, 0, next(iter(found.values())).start())] + body.shared
     )
-    threads = re.search(r"\.reqntid\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", match[3])
     return Kernel(
         name=match[1],
         target=target[1],
@@ -199,8 +200,14 @@ def parse(text: str, entry: str | None = None) -> Kernel:
         instructions=tuple(body.instructions()),
         labels=body.labels,
         shared_variables=shared,
-        threads=tuple(int(x or 1) for x in threads.groups()) if threads else None,
+        threads=_threads(match[3]),
     )
+
+
+def _threads(directives: str) -> tuple[int, int, int] | None:
+    """The threads of a CTA that an entry declares."""
+    match = _THREADS.search(directives)
+    return (int(match[1]), int(match[2] or 1), int(match[3] or 1)) if match else None
 
 
 def _shared_variables(matches) -> dict[str, tuple[int, int]]:
@@ -237,8 +244,10 @@ class _Body:
         scope, scopes, source = _Scope(None, 0), 0, ""
         text = self.text
         while True:
-            self.position = re.compile(r"\s*").match(text, self.position).end()
-            c = text[self.position]
+            word = _WORD.search(text, self.position)
+            if word is None:
+                raise PtxSyntaxError("the entry has no closing brace")
+            self.position, c = word.start(), word[0]
             if c == "{":
                 scopes += 1
                 scope = _Scope(scope, scopes)
@@ -282,6 +291,8 @@ class _Body:
             guard, negated, rest = None, False, statement
             if statement.startswith("@"):
                 match = _GUARD.match(statement)
+                if match is None:
+                    raise PtxSyntaxError(f"line {line}: nothing follows the guard {statement!r}")
                 guard, negated, rest = scope.register(match[2]), bool(match[1]), match[3]
                 if guard is None:
                     raise PtxSyntaxError(f"line {line}: the guard of {statement!r} is not declared")

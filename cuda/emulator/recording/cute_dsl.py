@@ -109,7 +109,8 @@ class _Recorder:
     """The functions that the runtime calls while it is the context."""
 
     def __init__(self, ptx: str) -> None:
-        self.ptx, self.launches = ptx, []
+        self.ptx = ptx
+        self.launches: list[RecordedLaunch] = []
         self._encodings: list[Encoding] = []
         self._error: BaseException | None = None
         self._library = ctypes.CDLL(os.environ[_RUNTIME])

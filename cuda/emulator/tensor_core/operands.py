@@ -78,13 +78,13 @@ def _k_major(start: int, leading: int, stride: int, swizzle: Swizzle, rows: int,
 
 @lru_cache(maxsize=512)
 def _mn_major(start: int, leading: int, stride: int, swizzle: Swizzle, chunks: int, k: int) -> np.ndarray:
-    k, m = np.arange(k)[:, None], np.arange(chunks)
+    row, m = np.arange(k)[:, None], np.arange(chunks)
     width = swizzle.chunks
     if width == 1:
-        return start + m * stride + k % 8 + k // 8 * leading
+        return start + m * stride + row % 8 + row // 8 * leading
     # 32-byte atoms repeat after 4 rows of 128 bytes, the others after 8.
     period = 4 if swizzle.shift else 8
-    index = start + m % width + m // width * leading + k % period * width + k // period * stride
+    index = start + m % width + m // width * leading + row % period * width + row // period * stride
     return _swizzled(index, swizzle)
 
 

@@ -1,8 +1,9 @@
 """Products of decoded operands and their addition to the accumulators.
 
-The hardware does not specify the order in which it adds the products of one instruction, nor the width of its partial
-sums. Here they are added in float64, which is exact for operands of similar magnitude, together with the accumulator,
-and rounded to the accumulator's type once. Integers are exact.
+The PTX ISA does not specify the order in which the products of one instruction are added, nor the width of the partial
+sums. Those of wgmma have been measured (`adders.py`). The products of mma.sync and tcgen05.mma are added here in
+float64, which is exact for operands of similar magnitude, together with the accumulator, and rounded to the
+accumulator's type once. Integers are exact.
 """
 
 from __future__ import annotations

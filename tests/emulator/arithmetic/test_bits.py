@@ -42,8 +42,8 @@ def test_funnel_shifts(columns):
 
 
 def extracted(a: int, b: int, c: int, width: int, is_signed: bool) -> int:
-    """As the ISA writes it."""
-    top, position, length = width - 1, b & 0xFF, c & 0xFF
+    """As the ISA writes it, except that the whole registers give the position and the length of 64 bits."""
+    top, position, length = width - 1, *((b, c) if width == 64 else (b & 0xFF, c & 0xFF))
     sign = 0 if not is_signed or length == 0 else a >> min(position + length - 1, top) & 1
     return sum(((a >> (position + i) & 1) if i < length and position + i <= top else sign) << i for i in range(width))
 
@@ -59,7 +59,7 @@ def test_bit_fields(width):
     @given(columns=reference.lanes(unsigned(width), unsigned(width), AMOUNTS, AMOUNTS))
     def insert(columns):
         def inserted(a, b, c, d):
-            position, length = c & 0xFF, d & 0xFF
+            position, length = (c, d) if width == 64 else (c & 0xFF, d & 0xFF)
             for i in range(min(length, max(width - position, 0))):
                 b = b & ~(1 << (position + i)) | (a >> i & 1) << (position + i)
             return b

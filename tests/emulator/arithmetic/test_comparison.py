@@ -143,7 +143,7 @@ TESTS = {
     "infinite": [0, 0, 0, 1, 0],
     "number": [1, 1, 1, 1, 0],
     "notanumber": [0, 0, 0, 0, 1],
-    "normal": [0, 0, 1, 0, 0],
+    "normal": [1, 0, 1, 0, 0],
     "subnormal": [0, 1, 0, 0, 0],
 }
 

@@ -94,7 +94,34 @@ def test_tf32(rounding):
     up = {"rn": (rest > 0x1000) | ((rest == 0x1000) & (kept % 2 == 1)), "rz": rest < 0, "rna": rest >= 0x1000}[rounding]
     up &= x < 0x7F800000
     np.testing.assert_array_equal(apply(f"cvt.{rounding}.tf32.f32", x), (kept + up) << 13)
-    np.testing.assert_array_equal(apply(f"cvt.{rounding}.tf32.f32", [0xFFFFFFFF, 0x7F800001]), [0x7FFFFFFF] * 2)
+    if rounding != "rna":
+        np.testing.assert_array_equal(apply(f"cvt.{rounding}.tf32.f32", [0xFFFFFFFF, 0x7F800001]), [0x7FFFE000] * 2)
+
+
+def test_tf32_rounded_away_is_what_ptxas_makes_of_it():
+    nans = np.array([0x7F800001, 0x7F801FFF, 0x7F802000, 0x7FC00000, 0xFFFFFFFF], "u4")
+    cut = [0x7F800000, 0x7F800000, 0x7F802000, 0x7FC00000, 0xFFFFE000]
+    np.testing.assert_array_equal(apply("cvt.rna.tf32.f32", nans), cut)
+    lower = [0x7F7FE000, 0x7F7FE000, 0x7F800000, 0x7FBFE000, 0xFFFFC000]
+    np.testing.assert_array_equal(apply("cvt.rna.satfinite.tf32.f32", nans), lower)
+    infinite = np.array([0x7F800000, 0xFF800000, 0x7F7FF000, 0xFF7FFFFF, 0x7F7FEFFF], "u4")
+    largest = [0x7F7FE000, 0xFF7FE000, 0x7F7FE000, 0xFF7FE000, 0x7F7FE000]
+    np.testing.assert_array_equal(apply("cvt.rna.satfinite.tf32.f32", infinite), largest)
+    with pytest.raises(UnsupportedInstructionError):
+        apply("cvt.rna.relu.tf32.f32", infinite)
+
+
+def test_flushing_of_float64():
+    smallest = 2.0**-126
+    x = smallest * np.array([1, 1 - 2.0**-26, 1 - 2.0**-25, 1 - 2.0**-24, 1 - 2.0**-23, 2.0**-100, np.nan])
+    kept = {"rn": [1, 1, 1, 0, 0, 0], "rz": [1, 0, 0, 0, 0, 0], "rm": [1, 0, 0, 0, 0, 0], "rp": [1, 1, 1, 0, 0, 0]}
+    opposite = {"rn": "rn", "rz": "rz", "rm": "rp", "rp": "rm"}
+    for rounding, expected in kept.items():
+        result = apply(f"cvt.{rounding}.ftz.f32.f64", x).view("f4")
+        np.testing.assert_array_equal(result[:-1], np.float32(smallest) * np.array(expected, "f4"))
+        assert np.isnan(result[-1])
+        mirrored = apply(f"cvt.{opposite[rounding]}.ftz.f32.f64", -x[:-1])
+        np.testing.assert_array_equal(mirrored, result[:-1].view("u4") | 0x80000000)
 
 
 class TestSmallFormats:

@@ -149,7 +149,40 @@ def flushed(word: int) -> int:
 def test_flushing(opcode, columns):
     columns = columns[: 3 if opcode.startswith("fma") else 2]
     plain = apply(opcode.replace(".ftz", ""), *[[flushed(word) for word in column] for column in columns])
-    assert_same_floats(apply(opcode, *columns), [flushed(int(word)) for word in plain], "f32")
+    results = apply(opcode, *columns)
+    # Of results at the edge, see below.
+    away = np.logical_or((plain & 0x7FFFFFFF) != 0x00800000, results & 0x7FFFFFFF != 0)
+    assert_same_floats(results[away], np.array([flushed(int(word)) for word in plain], "u4")[away], "f32")
+
+
+UP = 0x00800000  # the smallest normal value
+EDGE = {
+    "mul.ftz.f32": (UP, 0x3F7FFFFF),
+    "mul.rp.ftz.f32": (UP, 0x3F7FFFFF),
+    "mul.ftz.sat.f32": (UP, 0x3F7FFFFF),
+    "div.rn.ftz.f32": (0x00FFFFFF, 0x40000000),
+    "div.rp.ftz.f32": (UP, 0x3F800001),
+    "rcp.rp.ftz.f32": (0x7E800001,),
+    "fma.rp.ftz.f32": (UP, 0xB3800000, UP),
+    "fma.rn.ftz.f32": (0x80800000, 0x33800000, UP),
+}
+
+
+@pytest.mark.parametrize("opcode", EDGE)
+def test_underflow_is_judged_before_subnormal_values_are_spaced_wider(opcode):
+    """Exactly 2**-126 (1 - 2**-24) or what it would be in 24 bits, of which 2**-126 is the nearest subnormal place."""
+    assert apply(opcode.replace(".ftz", ""), *EDGE[opcode]) == UP
+    assert apply(opcode, *EDGE[opcode]) == 0
+
+
+def test_what_24_bits_round_to_the_smallest_normal_value_does_not_underflow():
+    # 2**-126 (1 - 2**-46)
+    assert apply("mul.ftz.f32", 0x20000001, 0x1FFFFFFE) == UP
+    assert apply("fma.rn.ftz.f32", 0x20000001, 0x9FFFFFFE, 0) == UP | 0x80000000
+    assert apply("mul.rz.ftz.f32", 0x20000001, 0x1FFFFFFE) == 0
+    # Operands that overflow when the result is scaled.
+    assert apply("mul.ftz.f32", 0x7F000000, 0x00800000) == 0x40000000
+    assert apply("div.rn.ftz.f32", 0x7F000000, 0x7F000000) == 0x3F800000
 
 
 def test_flushing_keeps_the_sign():
@@ -239,3 +272,8 @@ def test_mixed_precision(columns):
     wide = [word << 16 for word in a], [word << 16 for word in b]
     assert_same_floats(apply("add.rn.f32.bf16", a, c), apply("add.rn.f32", wide[0], c), "f32")
     assert_same_floats(apply("fma.rz.f32.bf16", a, b, c), apply("fma.rz.f32", *wide, c), "f32")
+
+
+def test_a_product_that_overflows_is_finite_inside_of_a_float64_fma():
+    a, b, c = np.array([[1e300, 1e300, 1e300], [1e300, -1e300, 1e300], [-np.inf, np.inf, 0]])
+    np.testing.assert_array_equal(apply("fma.rn.f64", a, b, c).view("f8"), [-np.inf, np.inf, np.inf])

@@ -79,6 +79,17 @@ def test_float16_flushing():
     assert apply("fma.rn.ftz.f16", 0x0400, one, 0) == 0x0400
 
 
+def test_float16_underflow_is_judged_before_subnormal_values_are_spaced_wider():
+    smallest, one, below_one = 0x0400, 0x3C00, 0x3BFF
+    assert apply("mul.f16", smallest, below_one) == smallest
+    assert apply("mul.ftz.f16", smallest, below_one) == 0
+    assert apply("fma.rn.ftz.f16", smallest | 0x8000, below_one, 0x8000) == 0x8000
+    assert apply("mul.ftz.f16x2", 0x6B1B0400, 0xD4703BFF) == 0xFC000000
+    # 2**-14 (1 - 2**-20) is 2**-14 in 11 bits of any exponent.
+    assert apply("mul.ftz.f16", 0x1401, 0x2BFE) == apply("mul.f16", 0x1401, 0x2BFE) == smallest
+    assert apply("fma.rn.ftz.f16", smallest, one, 0) == smallest
+
+
 def test_saturation_and_relu_of_special_values():
     nan, minus, zero, one = 0x7E01, 0xBC00, 0x8000, 0x3C00
     assert apply("add.sat.f16", nan, 0) == 0

@@ -30,6 +30,7 @@ class Probe(Case):
       target: architecture that the text is for.
       findings: kinds of findings that the emulator reports.
       fault: what the emulator raises instead of giving a result; `expected` is then for the hardware alone.
+      bounds: by place in `buffers`, the largest absolute error, where results are approximate.
       alternatives: by place in `buffers`, the arrays of which every word must come; which, is left to the hardware.
       rounds: launches on the hardware, where an order of events is in question.
     """
@@ -38,6 +39,7 @@ class Probe(Case):
     target: str = "sm_100f"
     findings: frozenset[str] = frozenset()
     fault: type[EmulationError] | None = None
+    bounds: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)
     alternatives: dict[int, tuple[np.ndarray, ...]] = dataclasses.field(default_factory=dict)
     rounds: int = 1
 

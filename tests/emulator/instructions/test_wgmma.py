@@ -1,4 +1,4 @@
-"""wgmma.mma_async of a warpgroup on operands laid out byte by byte, against NumPy."""
+"""wgmma.mma_async of a warpgroup on operands laid out byte by byte, against integer arithmetic."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from cuda.emulator.errors import DescriptorFaultError, UnsupportedInstructionErr
 from cuda.emulator.instructions.handler import Wait
 from tests.emulator.instructions.bench import Bench, run_handler, statement, vector
 from tests.emulator.tensor_core import layouts
+from tests.emulator.tensor_core.truncated_sums import truncated_sums
 
 _A, _B = 2048, 20480
 _SIZES = {"tf32": 4, "bf16": 2, "f16": 2}
@@ -71,7 +72,8 @@ def test_types_and_swizzles(d: str, a: str, b: str, mode: str, n: int, accumulat
     old = rng.integers(-99, 99, (64, n)).astype(kind)
     more = {"tf32": ", 1, 1", "e4m3": ", 1, 1", "e5m2": ", 1, 1", "s8": ""}.get(a, ", 1, 1, 0, 0")
     text = _text(n, f"{d}.{a}.{b}", False, more)
-    expected = (left @ right.T + (old if accumulate else 0)).astype(kind)
+    start = old * accumulate
+    expected = (left @ right.T).astype(kind) + start if d == "s32" else truncated_sums(left, right, start, (a, b, d))
     for warp in range(4):
         before = _registers(old, warp).view(np.uint32)
         after = bench.run(text, before, a_descriptor, b_descriptor, accumulate, warp=warp)
@@ -85,7 +87,7 @@ def test_transposed_operands(mode: str, transposed: tuple[int, int]) -> None:
     left, a_descriptor = _operand(bench, rng, "bf16", 64, _A, mode, bool(transposed[0]))
     right, b_descriptor = _operand(bench, rng, "bf16", 64, _B, mode, bool(transposed[1]))
     text = _text(64, "f32.bf16.bf16", False, f", 1, 1, {transposed[0]}, {transposed[1]}")
-    expected = (left @ right.T).astype(np.float32)
+    expected = truncated_sums(left, right, np.zeros((64, 64)), ("bf16", "bf16", "f32"))
     for warp in range(4):
         after = bench.run(text, np.zeros((32, 32), np.uint32), a_descriptor, b_descriptor, False, warp=warp)
         np.testing.assert_array_equal(after, _registers(expected, warp).view(np.uint32))
@@ -107,7 +109,8 @@ def test_a_in_registers(element: str) -> None:
     text = _text(16, f"f32.{element}.{element}", True, more)
     after = bench.run(text, np.zeros((8, 32), np.uint32), registers, descriptor, True, warp=2)
     expected = np.zeros((64, 16), np.float32)
-    expected[32:48] = -(layouts.decoded(codes, element) @ right.T)
+    negative = -layouts.decoded(codes, element)
+    expected[32:48] = truncated_sums(negative, right, np.zeros((16, 16)), (element, element, "f32"))
     np.testing.assert_array_equal(after.view(np.float32), _registers(expected, 2))
 
 
@@ -116,7 +119,7 @@ def test_float16_accumulators() -> None:
     left, a_descriptor = _operand(bench, rng, "f16", 64, _A, "128B", False)
     right, b_descriptor = _operand(bench, rng, "f16", 16, _B, "128B", False)
     old = rng.standard_normal((64, 16)).astype(np.float16)
-    expected = (left @ right.T + old).astype(np.float16)
+    expected = truncated_sums(left, right, old.astype(np.float64), ("f16", "f16", "f16"))
     text = _text(16, "f16.f16.f16", False, ", 1, 1, 0, 0", count=4)
 
     def halves(matrix: np.ndarray) -> np.ndarray:

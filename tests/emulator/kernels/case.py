@@ -33,7 +33,6 @@ class Case:
       shared_bytes: Dynamic shared memory of a CTA.
       cluster: CTAs of a cluster.
       unordered: Places of arrays whose elements the hardware may permute.
-      bounds: By place in ``buffers``, the largest absolute error, where results are rounded.
       cubin: What the GPU runs instead of the text, or None.
       entry: Of the text.
     """
@@ -47,7 +46,6 @@ class Case:
     shared_bytes: int = 0
     cluster: tuple[int, int, int] = (1, 1, 1)
     unordered: frozenset[int] = frozenset()
-    bounds: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)
     cubin: pathlib.Path | None = None
     entry: str = "main"
 

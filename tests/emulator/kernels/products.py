@@ -8,12 +8,10 @@ import numpy as np
 
 from tests.emulator.kernels.case import Case, copy_to_shared, entry
 from tests.emulator.kernels.tensor_copies import swizzled
+from tests.emulator.tensor_core.truncated_sums import truncated_sums
 
 _M, _THREADS = 64, 128
 _LAYOUT_CODES = {0: 0, 128: 1, 64: 2, 32: 3}
-
-# By bytes of an element: significant bits to which an instruction's terms are aligned before they are added.
-_BITS_KEPT = {2: 24, 1: 13}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,9 +221,8 @@ def _rounded_case(kind: Kind, n: int, rng: np.random.Generator) -> Case:
     )
     start = rng.standard_normal((_M, n)).astype(np.float32)
     case = launch(f"wgmma_rounded_{kind.a}", Product(kind, a, b, start), (K_MAJOR, K_MAJOR), rng)
-    sizes = np.abs(a.astype(np.float64)) @ np.abs(b.astype(np.float64)).T + np.abs(start)
-    bound = 2 * kind.k * 2.0 ** -_BITS_KEPT[kind.element_bytes] * sizes
-    return dataclasses.replace(case, bounds={2: bound[_accumulator_places(n)]})
+    sums = truncated_sums(*(x.astype(np.float64) for x in (a, b, start)), (kind.a, kind.b, kind.d))
+    return dataclasses.replace(case, expected={2: sums[_accumulator_places(n)]})
 
 
 _BF16 = Kind("bf16", "bf16", "f32", 16)

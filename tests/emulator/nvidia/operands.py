@@ -6,10 +6,12 @@ import ml_dtypes
 import numpy as np
 
 from tests.emulator.nvidia.cases import Case, Kernel
+from tests.emulator.tensor_core.truncated_sums import chain_of_sums
 
 # Scales are stored as atoms of 128 rows by 4 blocks.
 _ATOM_ROWS, _ATOM_BLOCKS = 128, 4
 _LARGEST_OPERAND = 6.0
+_KINDS = {"bfloat16": "bf16", "float16": "f16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 _SCALES = {"float8_e4m3fn": (0.125, 4.0), "float8_e8m0fnu": (0.125, 4.0)}
 
 
@@ -44,10 +46,18 @@ def make_operands(case: Case, seed: int = 0) -> Operands:
         scales = [_draw_scales(rng, kernel, (*x.shape[:2], case.k // kernel.block)) for x in (a, b)]
         arrays += [_atoms(scale) for scale in scales]
         left, right = (_scaled(x, scale, kernel.block) for x, scale in zip((left, right), scales, strict=True))
-    right = right.transpose(0, 2, 1)
     rows, columns = (case.m, case.n) if kernel.majors[2] == "n" else (case.n, case.m)
     arrays.append(np.zeros((case.l, rows, columns), type_of(kernel.c)))
-    return Operands(arrays, left @ right, np.abs(left) @ np.abs(right))
+    magnitude = np.abs(left) @ np.abs(right).transpose(0, 2, 1)
+    return Operands(arrays, _product(kernel, left, right), magnitude)
+
+
+def _product(kernel: Kernel, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """(l, m, n) float64 as the kernel should have it: Hopper's tensor cores truncate."""
+    if kernel.target != "sm_90a":
+        return left @ right.transpose(0, 2, 1)
+    kinds = _KINDS[kernel.a], _KINDS[kernel.b]
+    return np.stack([chain_of_sums(a, b, *kinds).astype(np.float64) for a, b in zip(left, right, strict=True)])
 
 
 def result_of(case: Case, c: np.ndarray) -> np.ndarray:

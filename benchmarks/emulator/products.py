@@ -1,0 +1,50 @@
+"""The matrix products of nvidia-cutlass-operators, as the tests record and judge them."""
+
+import functools
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.emulator.errors import Errors, relative_l2
+from benchmarks.emulator.subjects import Subject, record_apart
+from cuda.emulator.recording import RecordedLaunch
+
+
+def subjects(target: str) -> Iterator[Subject]:
+    """Every case of a target that the emulator can run."""
+    cases = _of_tests("cases")
+    launches: Mapping[str, RecordedLaunch] = record_apart("tests.emulator.nvidia.record", target)
+    for case in cases.cases_of(target):
+        if case in cases.UNSUPPORTED:
+            continue
+        yield Subject(
+            kernel=f"GEMM {case.name} {target}",
+            shape=f"{case.m}x{case.n}x{case.k}" + (f" L{case.l}" if case.l > 1 else ""),
+            launch=launches[cases.key(case)],
+            arrays=_of_tests("operands").make_operands(case).arrays,
+            outputs=1,
+            errors=functools.partial(_errors, case),
+            hangs=case in cases.HANGING,
+        )
+
+
+def _of_tests(name: str) -> Any:
+    # By name, because the tests depend on the benchmarks: only the program that is run depends on both.
+    return importlib.import_module(f"tests.emulator.nvidia.{name}")
+
+
+def _errors(case: Any, results: Sequence[np.ndarray]) -> Errors:
+    operands = _of_tests("operands")
+    exact = operands.saturated(case, _product(case, operands.make_operands(case)))
+    return Errors(relative_l2(operands.result_of(case, results[0]), exact))
+
+
+def _product(case: Any, operands: Any) -> np.ndarray:
+    """(l, m, n) in float64."""
+    if case.kernel.scale:
+        return operands.product
+    a, b = (x.astype(np.float64) for x in operands.arrays[:2])
+    a = a if case.kernel.majors[0] == "k" else a.transpose(0, 2, 1)
+    return a @ (b.transpose(0, 2, 1) if case.kernel.majors[1] == "k" else b)

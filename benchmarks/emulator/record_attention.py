@@ -1,0 +1,194 @@
+"""Compiles the attention kernels of a CUTLASS checkout for one target and records a launch of each case.
+
+Usage: python -m benchmarks.emulator.record_attention CHECKOUT sm_100a OUT.pickle
+"""
+
+import argparse
+import importlib.machinery
+import importlib.util
+import math
+import pickle
+import sys
+import tempfile
+import types
+from pathlib import Path
+from typing import Any
+
+from benchmarks.emulator.attention import CASES, HEAD_SIZE, SCALE, Attention
+from cuda.emulator.recording import RecordedLaunch, cute_dsl
+
+EXAMPLES = Path("examples/python/CuTeDSL")
+SOURCES = {
+    "sm_100a": EXAMPLES / "cute/blackwell/kernel/attention/fmha/fmha.py",
+    "sm_90a": EXAMPLES / "cute/hopper/kernel/attention/fmha.py",
+}
+"""By target, in a checkout."""
+
+_TYPES = {"bfloat16": "BFloat16", "float8_e4m3fn": "Float8E4M3FN"}
+
+
+def record_cases(checkout: Path, target: str) -> dict[Attention, RecordedLaunch]:
+    """The launch of every case of a target. Arrays: query, key, value, output, lse."""
+    with tempfile.TemporaryDirectory() as folder:
+        cute_dsl.prepare(target, Path(folder))
+        module = _load_example(checkout, target)
+        record = {"sm_100a": _record_blackwell, "sm_90a": _record_hopper}[target]
+        return {case: record(module, case) for case in CASES if case.target == target}
+
+
+def _load_example(checkout: Path, target: str) -> Any:
+    """An example as a module. Its tests of itself use PyTorch; its kernel does not."""
+    for name in ("torch", "cutlass.torch"):
+        stand_in = types.ModuleType(name)
+        stand_in.__spec__ = importlib.machinery.ModuleSpec(name, None)
+        sys.modules[name] = stand_in
+    sys.path.insert(0, str(checkout / EXAMPLES))
+    spec = importlib.util.spec_from_file_location("attention_example", checkout / SOURCES[target])
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _record(host: Any, case: Attention) -> RecordedLaunch:
+    """Compiles a function of 5 pointers, 4 sizes, 3 scales, the window and the stream, and records a call."""
+    import cuda.bindings.driver as driver
+    import cutlass
+    import cutlass.cute as cute
+    from cutlass.cute.runtime import make_fake_stream
+
+    types_ = [getattr(cutlass, _TYPES[case.type])] * 3 + [cutlass.BFloat16, cutlass.Float32]
+    pointers = [cute_dsl.pointer(type_, i) for i, type_ in enumerate(types_)]
+    symbolic = [cutlass.Int32(1)] * 4 + [cutlass.Float32(1)] * 3 + [cutlass.Int32(0)]
+    compiled = cute.compile(host, *pointers, *symbolic, make_fake_stream())
+    sizes = case.batch, case.length, case.heads, case.kv_heads
+    scales = SCALE * math.log2(math.e), SCALE, 1.0
+    (launch,) = cute_dsl.record(compiled, *pointers, *sizes, *scales, 0, driver.CUstream(0))
+    return launch
+
+
+def _record_blackwell(example: Any, case: Attention) -> RecordedLaunch:
+    import cuda.bindings.driver as driver
+    import cutlass
+    import cutlass.cute as cute
+
+    kernel = example.BlackwellFusedMultiHeadAttentionForward(
+        cutlass.Float32, cutlass.Float32, (128, 128), HEAD_SIZE, False, _causal(example), False, True
+    )
+
+    @cute.jit
+    def host(
+        query: cute.Pointer,
+        key: cute.Pointer,
+        value: cute.Pointer,
+        output: cute.Pointer,
+        lse: cute.Pointer,
+        batch: cutlass.Int32,
+        length: cutlass.Int32,
+        heads: cutlass.Int32,
+        kv_heads: cutlass.Int32,
+        scale_log2: cutlass.Float32,
+        scale: cutlass.Float32,
+        scale_output: cutlass.Float32,
+        window: cutlass.Int32,
+        stream: driver.CUstream,
+    ) -> None:
+        group = heads // kv_heads
+        lengths = (batch, length, length, length, heads, kv_heads, cutlass.Int32(HEAD_SIZE), cutlass.Int32(HEAD_SIZE))
+        kernel(
+            _ordered(query, (batch, length, kv_heads, group, HEAD_SIZE)),
+            _ordered(key, (batch, length, kv_heads, 1, HEAD_SIZE)),
+            _ordered(value, (batch, length, kv_heads, 1, HEAD_SIZE)),
+            _ordered(output, (batch, length, kv_heads, group, HEAD_SIZE)),
+            lengths,
+            None,
+            None,
+            _ordered(lse, (batch, length, heads)),
+            None,
+            scale_log2,
+            scale,
+            scale_output,
+            None,
+            None,
+            window,
+            None,
+            None,
+            stream,
+            False,
+        )
+
+    return _record(host, case)
+
+
+def _record_hopper(example: Any, case: Attention) -> RecordedLaunch:
+    import cuda.bindings.driver as driver
+    import cutlass
+    import cutlass.cute as cute
+
+    kernel = example.HopperFusedMultiHeadAttentionForward(
+        cutlass.Float32, cutlass.Float32, (64, 128, HEAD_SIZE), False, _causal(example)
+    )
+
+    @cute.jit
+    def host(
+        query: cute.Pointer,
+        key: cute.Pointer,
+        value: cute.Pointer,
+        output: cute.Pointer,
+        lse: cute.Pointer,
+        batch: cutlass.Int32,
+        length: cutlass.Int32,
+        heads: cutlass.Int32,
+        kv_heads: cutlass.Int32,
+        scale_log2: cutlass.Float32,
+        scale: cutlass.Float32,
+        scale_output: cutlass.Float32,
+        window: cutlass.Int32,
+        stream: driver.CUstream,
+    ) -> None:
+        group = heads // kv_heads
+        kernel(
+            _length_first(query, (batch, length, kv_heads, group, HEAD_SIZE)),
+            _length_first(key, (batch, length, kv_heads, 1, HEAD_SIZE)),
+            _length_first(value, (batch, length, kv_heads, 1, HEAD_SIZE)),
+            _length_first(output, (batch, length, kv_heads, group, HEAD_SIZE)),
+            _length_first(lse, (batch, length, kv_heads, group, 1)),
+            scale_log2,
+            scale,
+            scale_output,
+            None,
+            window,
+            stream,
+        )
+
+    return _record(host, case)
+
+
+def _causal(example: Any) -> Any:
+    """A window of 0 keys to the right."""
+    return example.fmha_utils.MaskEnum.WINDOW_MASK
+
+
+def _ordered(pointer: Any, shape: tuple[Any, ...]) -> Any:
+    """A tensor in row-major order."""
+    import cutlass.cute as cute
+
+    return cute.make_tensor(pointer, cute.make_ordered_layout(shape, order=tuple(reversed(range(len(shape))))))
+
+
+def _length_first(pointer: Any, shape: tuple[Any, ...]) -> Any:
+    """A tensor in row-major order as (length, size, group, kv_heads, batch)."""
+    import cutlass.cute as cute
+
+    tensor = _ordered(pointer, shape)
+    return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, [1, 4, 3, 2, 0]))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("checkout", type=Path)
+    parser.add_argument("target", choices=list(SOURCES))
+    parser.add_argument("out", type=Path)
+    arguments = parser.parse_args()
+    arguments.out.write_bytes(pickle.dumps(record_cases(arguments.checkout.resolve(), arguments.target)))
