@@ -1,17 +1,13 @@
 """Which attention kernels among CUTLASS's examples are run, on what, and what they should give."""
 
 import dataclasses
-import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import ml_dtypes
 import numpy as np
 
 from benchmarks.emulator.errors import Errors, relative_l2
-from benchmarks.emulator.subjects import Subject, record_apart
-from cuda.emulator.recording import RecordedLaunch
 
 HEAD_SIZE = 128
 SCALE = HEAD_SIZE**-0.5
@@ -107,20 +103,3 @@ def errors(case: Attention, results: Sequence[np.ndarray]) -> Errors:
         relative_l2(results[0], output),
         float(np.abs(results[1].astype(np.float64) * unit - lse).max()),
     )
-
-
-def subjects(checkout: Path, target: str) -> Iterator[Subject]:
-    """Every case of a target, from a checkout of CUTLASS."""
-    launches: Mapping[Attention, RecordedLaunch] = record_apart(
-        "benchmarks.emulator.record_attention", str(checkout.resolve()), target
-    )
-    for case, launch in launches.items():
-        yield Subject(
-            kernel=case.kernel,
-            shape=case.shape,
-            launch=launch,
-            arrays=arrays_of(case),
-            outputs=2,
-            errors=functools.partial(errors, case),
-            many_seeds=case.many_seeds,
-        )

@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.emulator.apart import run_apart
 from benchmarks.emulator.errors import Errors, relative_l2
-from benchmarks.emulator.subjects import Subject, record_apart
+from benchmarks.emulator.subjects import Subject
 from cuda.emulator.recording import RecordedLaunch
 
 
 def subjects(target: str) -> Iterator[Subject]:
     """Every case of a target that the emulator can run."""
     cases = _of_tests("cases")
-    launches: Mapping[str, RecordedLaunch] = record_apart("tests.emulator.nvidia.record", target)
+    launches: Mapping[str, RecordedLaunch] = run_apart(_of_tests("record").record_cases, target)
     for case in cases.cases_of(target):
         if case in cases.UNSUPPORTED:
             continue
@@ -37,12 +38,12 @@ def _of_tests(name: str) -> Any:
 
 def _errors(case: Any, results: Sequence[np.ndarray]) -> Errors:
     operands = _of_tests("operands")
-    exact = operands.saturated(case, _product(case, operands.make_operands(case)))
+    exact = operands.saturated(case, product_of(case, operands.make_operands(case)))
     return Errors(relative_l2(operands.result_of(case, results[0]), exact))
 
 
-def _product(case: Any, operands: Any) -> np.ndarray:
-    """(l, m, n) in float64."""
+def product_of(case: Any, operands: Any) -> np.ndarray:
+    """(l, m, n) in float64, which is not what the tests expect of Hopper."""
     if case.kernel.scale:
         return operands.product
     a, b = (x.astype(np.float64) for x in operands.arrays[:2])

@@ -1,20 +1,19 @@
-"""Compiles the attention kernels of a CUTLASS checkout for one target and records a launch of each case.
+"""Compiles the attention kernels of a CUTLASS checkout and records a launch of each case."""
 
-Usage: python -m benchmarks.emulator.record_attention CHECKOUT sm_100a OUT.pickle
-"""
-
-import argparse
+import functools
 import importlib.machinery
 import importlib.util
 import math
-import pickle
 import sys
 import tempfile
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.emulator.attention import CASES, HEAD_SIZE, SCALE, Attention
+from benchmarks.emulator.apart import run_apart
+from benchmarks.emulator.attention import CASES, HEAD_SIZE, SCALE, Attention, arrays_of, errors
+from benchmarks.emulator.subjects import Subject
 from cuda.emulator.recording import RecordedLaunch, cute_dsl
 
 EXAMPLES = Path("examples/python/CuTeDSL")
@@ -25,6 +24,21 @@ SOURCES = {
 """By target, in a checkout."""
 
 _TYPES = {"bfloat16": "BFloat16", "float8_e4m3fn": "Float8E4M3FN"}
+
+
+def subjects(checkout: Path, target: str) -> Iterator[Subject]:
+    """Every case of a target."""
+    launches = run_apart(record_cases, checkout.resolve(), target)
+    for case, launch in launches.items():
+        yield Subject(
+            kernel=case.kernel,
+            shape=case.shape,
+            launch=launch,
+            arrays=arrays_of(case),
+            outputs=2,
+            errors=functools.partial(errors, case),
+            many_seeds=case.many_seeds,
+        )
 
 
 def record_cases(checkout: Path, target: str) -> dict[Attention, RecordedLaunch]:
@@ -183,12 +197,3 @@ def _length_first(pointer: Any, shape: tuple[Any, ...]) -> Any:
 
     tensor = _ordered(pointer, shape)
     return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, [1, 4, 3, 2, 0]))
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("checkout", type=Path)
-    parser.add_argument("target", choices=list(SOURCES))
-    parser.add_argument("out", type=Path)
-    arguments = parser.parse_args()
-    arguments.out.write_bytes(pickle.dumps(record_cases(arguments.checkout.resolve(), arguments.target)))

@@ -1,12 +1,7 @@
 """Kernels as they are measured: the recorded launch, its arrays, and how to judge what it gives."""
 
 import dataclasses
-import pickle
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +9,6 @@ import numpy as np
 from benchmarks.emulator.errors import Errors
 from cuda.emulator import Output
 from cuda.emulator.recording import RecordedLaunch
-
-_ROOT = Path(__file__).parents[2]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,11 +49,3 @@ class Subject:
         """The arrays that were written, given those of a result."""
         by_number = dict(zip(self.launch.array_numbers, arrays, strict=True))
         return [by_number[number] for number in range(len(self.arrays) - self.outputs, len(self.arrays))]
-
-
-def record_apart(module: str, *arguments: str) -> Any:
-    """What a module records and pickles, run as a program: the compiler reads its settings when it is imported."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "launches.pickle"
-        subprocess.run([sys.executable, "-m", module, *arguments, str(path)], check=True, cwd=_ROOT)
-        return pickle.loads(path.read_bytes())

@@ -37,8 +37,8 @@ class Finding:
       kind: "race" (accesses without order), "proxy" (a generic write that the asynchronous proxy may not see),
         "lifetime" (a use of shared memory that may outlive its CTA), "leak" (tensor memory not freed), "issue" (an
         instruction of one thread issued by several, or a lane quadrant that was not named), "phase" (a barrier that was
-        overrun), "assumption" (the result rests on a rule of docs/blackwell_questions.md that the documentation does not
-        grant) or "register" (a register used too early, or a lane that does not run read by a shuffle).
+        overrun), "assumption" (the result rests on a rule of docs/blackwell_questions.md that the documentation does
+        not grant) or "register" (a register used too early, or a lane that does not run read by a shuffle).
       text: one sentence that names the instructions and their lines.
     """
 

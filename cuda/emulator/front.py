@@ -104,7 +104,8 @@ def emulate(
       entry: which kernel of a text.
       resident: clusters that run at the same time.
       max_instructions: end a run that goes on for longer.
-      trace: called with (start, end, who, instruction) for everything that happens.
+      trace: called with (start, end, who, instructions) for everything that happens: a stretch of code of a warp, with
+        start = end when the warp has to wait, or an operation of an engine, from its issue to its effect.
 
     Returns:
       The arrays after each run, and the findings.
@@ -122,7 +123,7 @@ def emulate(
     grid, cluster = _shape(grid), _shape(cluster)
     if any(g % c for g, c in zip(grid, cluster, strict=True)):
         raise ValueError(f"the grid {grid} is no multiple of the cluster {cluster}")
-    result = Result(findings=Counter(program.early_uses))
+    result = Result(findings=Counter(program.static_findings))
     for seed in seeds:
         layout = _Layout(program.kernel, arguments)
         machine = Machine(

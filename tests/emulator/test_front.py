@@ -59,9 +59,33 @@ def test_reading_an_output_before_it_is_written_is_a_fault():
         emulate(COPY, [Output(np.zeros(32, np.uint32)), np.zeros(32, np.uint32)], 1, seeds=[4])
 
 
-def test_registers_that_were_never_written_are_named():
-    with pytest.raises(EmulationError, match=r"add.s32 %r2, %r1, 1: the register %r1 is read but was never written"):
-        emulate(module("add.s32 %r2, %r1, 1;" + store_words(["%r2"]), "p"), [np.zeros((1, 32), np.uint32)], 1)
+def test_instructions_need_registers_that_were_written():
+    text = module("ld.param.u64 %d1, [a0]; add.s64 %d1, %d1, 0; st.global.b32 [%d2], 1;", "p")
+    with pytest.raises(
+        EmulationError, match=r"st.global.b32 \[%d2\], 1: the register %d2 is read but was never written"
+    ):
+        emulate(text, [np.zeros(1, np.uint32)], 1)
+
+
+def test_registers_that_nothing_writes_are_found_in_the_text():
+    result = emulate(module("add.s32 %r2, %r1, 1;" + store_words(["%r2"]), "p"), [np.zeros((1, 32), np.uint32)], 1)
+    (finding,) = result.findings
+    assert finding.kind == "register" and "add.s32 %r2, %r1, 1 reads %r1, which nothing writes" in finding.text
+
+
+def test_lanes_in_which_a_register_was_never_written_do_not_look_right():
+    body = "mov.u32 %r1, %tid.x; setp.lt.u32 %p1, %r1, 3; @%p1 mov.u32 %r2, %r1;" + store_words(["%r2"])
+    (run,) = emulate(module(body, "p"), [Output(np.zeros((1, 32), np.uint32))], 1).arrays
+    np.testing.assert_array_equal(run[0][0], [0, 1, 2, *[0xFFC0DEAD] * 29])
+
+
+def test_guarded_instructions_that_do_not_run_need_nothing():
+    body = """
+    mov.u32 %r1, %tid.x; setp.gt.u32 %p1, %r1, 99; ld.param.u64 %d1, [a0];
+    @%p1 ld.global.b32 %r2, [%d1]; @%p1 add.s32 %r3, %r2, 1; @%p1 mov.b32 %r4, %r3; @%p1 st.global.b32 [%d1], %r4;
+    """
+    result = emulate(module(body, "p"), [Output(np.zeros(1, np.uint32))], 1)
+    assert not result.findings
 
 
 def test_results_that_differ_between_schedules_are_told():

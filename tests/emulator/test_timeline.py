@@ -34,3 +34,14 @@ def test_events_of_warps_and_engines(tmp_path):
     )
     timeline.draw(tmp_path / "timeline.png", "a bulk copy")
     assert (tmp_path / "timeline.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_waits_and_what_code_does():
+    timeline = Timeline()
+    emulate(BULK, [Output(np.zeros(4, np.uint32))], 1, trace=timeline)
+    (start, end, _) = max(wait for wait in timeline.waits if wait[2] == "warp 1 of CTA (0, 0, 0)")
+    effect = next(end for _, end, who, _ in timeline.events if who.startswith("tma"))
+    assert start < effect < end
+    colours = {colour for _, _, colour in timeline.rows()["warp 0 of CTA (0, 0, 0)"]}
+    (copy,) = {colour for _, _, colour in timeline.rows()["tma warp 0 of CTA (0, 0, 0)"]}
+    assert copy in colours

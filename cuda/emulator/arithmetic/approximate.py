@@ -66,7 +66,7 @@ def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.where((np.abs(b) > 2.0**126) & np.isfinite(b), a * np.copysign(np.float32(0), b), a / b)
 
 
-FUNCTIONS = {
+FUNCTIONS: dict[str, Callable] = {
     "ex2": np.exp2,
     "lg2": np.log2,
     "sin": np.sin,

@@ -96,6 +96,7 @@ def _lookup3(table: int) -> Callable:
 def shift(opcode: Opcode) -> Operation:
     """`shl` and `shr`. Amounts of the width and more leave zeros, or the sign; NumPy's shifts say the same."""
     opcode.allow()
+    function: Callable
     if opcode.name == "shl":
         code = _code(opcode, *_SIZES)
         function = np.left_shift

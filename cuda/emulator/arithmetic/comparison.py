@@ -21,7 +21,13 @@ def _unequal(a, b):
     return (a < b) | (a > b)
 
 
-_ORDERED = {"eq": np.equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}
+_ORDERED: dict[str, Callable] = {
+    "eq": np.equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+}
 INTEGER = _ORDERED | {
     "ne": np.not_equal,
     "lo": np.less,
@@ -97,7 +103,7 @@ def _combined(compare: Callable, combine: Callable) -> Callable:
 
 
 # What "true" is, by destination type.
-_TRUE = {
+_TRUE: dict[str, np.generic] = {
     "u16": np.uint16(0xFFFF),
     "s16": np.int16(-1),
     "u32": np.uint32(0xFFFFFFFF),
@@ -118,11 +124,11 @@ def set_value(opcode: Opcode) -> Operation:
     if kind.endswith("x2"):
         if target not in (kind, "u32", "s32"):
             raise opcode.unsupported(f"to .{target}")
-        true = {"f16x2": np.uint16(0x3C00), "bf16x2": np.uint16(0x3F80)}.get(target, np.uint16(0xFFFF))
+        true: np.generic = {"f16x2": np.uint16(0x3C00), "bf16x2": np.uint16(0x3F80)}.get(target, np.uint16(0xFFFF))
 
         def function(a, b, *c):
             holds = compare(a, b)
-            if c:
+            if combine is not None:
                 holds = combine(holds, np.asarray(c[0])[..., None])
             return join(np.where(holds, true, np.uint16(0)))
 
@@ -135,7 +141,7 @@ def set_value(opcode: Opcode) -> Operation:
 
         def function(a, b, *c):
             holds = compare(a, b)
-            return np.where(combine(holds, c[0]) if c else holds, true, zero)
+            return np.where(combine(holds, c[0]) if combine is not None else holds, true, zero)
 
     return Operation(function, (code, code) if combine is None else (code, code, "b1"), output)
 
@@ -159,7 +165,7 @@ def _is_subnormal(x: np.ndarray) -> np.ndarray:
     return (np.abs(x) < np.finfo(x.dtype).smallest_normal) & (x != 0)
 
 
-_TESTS = {
+_TESTS: dict[str, Callable] = {
     "finite": np.isfinite,
     "infinite": np.isinf,
     "number": lambda x: x == x,

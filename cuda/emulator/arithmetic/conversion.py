@@ -91,9 +91,8 @@ def _float_to_integer(opcode: Opcode) -> Callable:
     widen = _widen(opcode, source)
     low, high = _bounds(target)
     code, output = _INTEGERS[target], CODES[target]
-    nan = 0
-    if source == "f64" or target in ("u64", "s64"):
-        nan = np.array(1 << (8 * int(code[1]) - 1), f"u{code[1]}").astype(code)[()]
+    highest_bit = 1 << (8 * int(code[1]) - 1) if source == "f64" or target in ("u64", "s64") else 0
+    nan = np.array(highest_bit, f"u{code[1]}").astype(code)
     if int(code[1]) < 8:
 
         def function(x):
@@ -220,7 +219,7 @@ def _flushing_float64(function: Callable, rounding: str) -> Callable:
     return flushed
 
 
-def _clamped(function: Callable, largest: np.generic) -> Callable:
+def _clamped(function: Callable, largest: np.floating) -> Callable:
     return lambda x: function(np.minimum(np.maximum(x, -largest), largest))
 
 

@@ -100,7 +100,7 @@ def _one_over(x: np.ndarray) -> np.ndarray:
     return np.divide(x.dtype.type(1), x)
 
 
-FLOAT32 = {
+FLOAT32: dict[str, tuple[Callable, Callable[[str], Callable]]] = {
     "add": (np.add, _directed_sum),
     "sub": (np.subtract, lambda rounding: _minus(_directed_sum(rounding))),
     "mul": (np.multiply, lambda rounding: lambda a, b: directed(_wide(a) * b, "f4", rounding)),
@@ -143,15 +143,15 @@ def _flushing(function: Callable, name: str) -> Callable:
     smallest = SMALLEST_NORMAL["f4"]
 
     def flushed(*operands):
-        operands = [flush(x) for x in operands]
-        result = flush(function(*operands))
+        values = [flush(x) for x in operands]
+        result = flush(function(*values))
         if scales is None:
             return result
         # Only these may have been rounded up from below.
         at_edge = np.abs(result) == smallest
         if not np.count_nonzero(at_edge):
             return result
-        scaled = function(*(x * scale for x, scale in zip(operands, scales, strict=True)))
+        scaled = function(*(x * scale for x, scale in zip(values, scales, strict=True)))
         underflow = at_edge & (np.abs(scaled) < smallest * _AWAY)
         return np.where(underflow, np.copysign(np.float32(0), result), result)
 
@@ -229,7 +229,7 @@ def _product(a, b):
     return product, ((a1 * b1 - product) + a1 * b0 + a0 * b1) + a0 * b0
 
 
-FLOAT64 = {
+FLOAT64: dict[str, Callable] = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
@@ -274,6 +274,8 @@ def copysign(opcode: Opcode) -> Operation:
 
 def extremum(name: str, propagate_nan: bool) -> Callable:
     """`min` or `max` of float32 or float64: -0 is less than +0, a lone NaN loses unless it is to propagate."""
+    choose: Callable
+    join: Callable
     if name == "max":
         choose, join = (np.maximum if propagate_nan else np.fmax), np.bitwise_and
     else:

@@ -56,6 +56,7 @@ def multiply(opcode: Opcode) -> Operation:
     add = opcode.name == "mad"
     saturated = add and part == "hi" and opcode.type == "s32"
     opcode.allow(part, *(("sat",) if saturated else ()))
+    function: Callable
     if part == "lo":
         code = output = _unsigned(code)
         function = np.multiply

@@ -11,9 +11,13 @@ from collections.abc import Callable
 import numpy as np
 
 # The smallest normal values.
-SMALLEST_NORMAL = {"f2": np.float16(2.0**-14), "f4": np.float32(2.0**-126)}
+SMALLEST_NORMAL: dict[str, np.floating] = {"f2": np.float16(2.0**-14), "f4": np.float32(2.0**-126)}
 
-CANONICAL_NAN = {"f2": np.uint16(0x7FFF), "f4": np.uint32(0x7FFFFFFF), "f8": np.uint64(0x7FFFFFFFFFFFFFFF)}
+CANONICAL_NAN: dict[str, np.unsignedinteger] = {
+    "f2": np.uint16(0x7FFF),
+    "f4": np.uint32(0x7FFFFFFF),
+    "f8": np.uint64(0x7FFFFFFFFFFFFFFF),
+}
 
 _TOWARD = {"rm": -np.inf, "rp": np.inf, "rz": 0.0}
 

@@ -18,11 +18,13 @@ class Lifetime:
     """The uses of one CTA's shared memory.
 
     Attributes:
+      name: of the CTA.
+      report: takes a finding; None where races are not checked, and nothing is used.
       warps: the actors of the CTA's own warps, whose uses are not kept.
     """
 
-    def __init__(self, name: str, report: Callable[[str, str], None]) -> None:
-        self.name, self._report = name, report
+    def __init__(self, name: str, report: Callable[[str, str], None] | None) -> None:
+        self.name, self.report = name, report
         self.warps: set[Actor] = set()
         self._uses: dict[int, tuple[str, Instruction]] = {}
         self._known: int | None = None
@@ -33,19 +35,20 @@ class Lifetime:
             return
         self._uses[actor.event] = actor.name, instruction
         if self._known is not None:
-            self._check()
+            self._check(self._known)
 
     def end(self) -> None:
         """The last warp has exited."""
-        self._known = 0
+        known = 0
         for actor in self.warps:
-            self._known |= actor.known | 1 << actor.event
-        self._check()
+            known |= actor.known | 1 << actor.event
+        self._known = known
+        self._check(known)
 
-    def _check(self) -> None:
+    def _check(self, known: int) -> None:
         for event, (who, instruction) in self._uses.items():
-            if not self._known >> event & 1:
-                self._report(
+            if self.report is not None and not known >> event & 1:
+                self.report(
                     "lifetime",
                     f"the use of the shared memory of {self.name} by {who} at {instruction.where} is not ordered "
                     "before the end of that CTA",

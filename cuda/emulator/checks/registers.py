@@ -2,8 +2,8 @@
 
 `wgmma.mma_async` uses its accumulators and its A registers until a `wgmma.wait_group` covers it, and what other
 instructions write to them needs a `wgmma.fence` before the next `wgmma.mma_async` (PTX ISA). A `mov` does
-not count as a write: compilers put those that set out a loop's registers behind the fence. Loads of tensor memory need no
-such check: the ISA respects register dependencies there.
+not count as a write: compilers put those that set out a loop's registers behind the fence. Loads of tensor memory need
+no such check: the ISA respects register dependencies there.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..checks.races import Actor
 from ..machine.warp import Warp
 from ..ptx.syntax import Immediate, Instruction, Vector
 from ..tensor_core.adders import wgmma_adder
@@ -40,7 +41,9 @@ class _Stream:
     __slots__ = ("agent", "groups", "last")
 
     def __init__(self, agent: tuple) -> None:
-        self.agent, self.last, self.groups = agent, None, []
+        self.agent = agent
+        self.last: Actor | None = None
+        self.groups: list[Actor | None] = []
 
 
 def _stream(warp: Warp) -> _Stream:
@@ -157,7 +160,7 @@ def _a_operand(form: Form, warp: Warp, bits: int):
 def _operation(warp: Warp):
     """Who reads shared memory: the next operation of the warp's stream."""
     monitor = warp.machine.monitor
-    if monitor is None:
+    if monitor is None or warp.actor is None:
         return None
     stream = _stream(warp)
     stream.last = monitor.operation(warp.actor, f"wgmma of {warp.name}", stream.agent, after=stream.last)
@@ -205,8 +208,7 @@ def wait_group(instruction: Instruction) -> Handler:
                 lambda: all(len(s.groups) >= done for s in streams), lambda: "wgmma of the rest of its warpgroup"
             )
         for stream in streams:
-            if stream.groups[done - 1] is not None:
-                warp.machine.monitor.join(warp.actor, stream.groups[done - 1])
+            warp.join(stream.groups[done - 1])
         return None
 
     return Handler(run, blocking=True, convergent=True)

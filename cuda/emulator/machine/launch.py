@@ -45,7 +45,8 @@ class Machine:
       now: the time, in instructions.
       executed: instructions of warps so far.
       findings: counted.
-      trace: receives (start, end, who, instruction) of everything that happens, or None.
+      trace: receives (start, end, who, instructions) of everything that happens, with no instruction's time when a
+        warp has to wait; or None.
     """
 
     def __init__(
@@ -250,7 +251,8 @@ class Machine:
         self.now = max(self.now, at)
         self.state += 1
         if self.trace is not None:
-            self.trace(operation.issued, self.now, f"{operation.engine} {operation.warp.name}", operation.instruction)
+            who = f"{operation.engine} {operation.warp.name}"
+            self.trace(operation.issued, self.now, who, [operation.instruction])
 
     def _time_out(self, live: list[Warp]) -> bool:
         """Let blocked try_waits return false, once in each state of the machine."""
@@ -290,10 +292,10 @@ class Machine:
             except EmulationError as e:
                 raise type(e)(f"{e}\n  by {warp.name}") from e.__cause__
             except (TypeError, ValueError, AttributeError, IndexError, KeyError, OverflowError) as e:
-                raise self.program.explain(e, pc, function, warp.registers) from e
-            if self.trace is not None and act.__class__ is not Wait:
-                start = self.now + done
-                self.trace(start, start + function.length, warp.name, self.kernel.instructions[pc])
+                raise self.program.explain(e, pc, function) from e
+            if self.trace is not None:
+                start, length = self.now + done, 0 if act.__class__ is Wait else function.length
+                self.trace(start, start + length, warp.name, self.kernel.instructions[pc : pc + function.length])
             if act.__class__ is int:
                 done += function.length
                 pc = act

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..instructions.handler import Handler, handler_of, handles
+from ..instructions.handler import Handler, handler_of, handles, unsupported
 from ..ptx.syntax import Instruction
 
 _PREFIX = "altered"
@@ -24,8 +24,11 @@ def altered(instruction: Instruction, how: str) -> Instruction:
 
 
 def _original(instruction: Instruction) -> Handler:
-    opcode = ".".join(instruction.parts[2:])
-    return handler_of(replace(instruction, opcode=opcode))
+    original = replace(instruction, opcode=".".join(instruction.parts[2:]))
+    handler = handler_of(original)
+    if handler is None:
+        raise unsupported(original)
+    return handler
 
 
 @handles(f"{_PREFIX}.nothing")

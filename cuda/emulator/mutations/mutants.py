@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ..checks.registers import registers_of
 from ..program.control_flow import is_branch, is_exit
-from ..ptx.syntax import Address, Immediate, Instruction, Kernel, Register
+from ..ptx.syntax import Address, Immediate, Instruction, Kernel, Register, Symbol
 from .altered import altered
 
 _BYTES_OFF = 16
@@ -136,7 +136,7 @@ def _with_operand(instruction: Instruction, place: int, operand: object) -> Inst
     return replace(instruction, operands=tuple(operands))
 
 
-def _plus(operand: object, amount: int) -> object:
+def _plus(operand: Register | Immediate | Symbol | Address, amount: int) -> Immediate | Address:
     """The operand and a constant."""
     if isinstance(operand, Immediate):
         return Immediate(operand.value + amount)

@@ -56,7 +56,7 @@ def bars(surveys: Mapping[str, Iterable[Outcome]], path: Path) -> None:
     from matplotlib import pyplot
 
     counted = {name: _by_family(outcomes) for name, outcomes in surveys.items()}
-    kinds = Counter()
+    kinds: Counter[str] = Counter()
     for families in counted.values():
         for count in families.values():
             kinds.update(count)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..checks.registers import early_uses
 from ..errors import DeadlockError, EmulationError, Finding
 from ..front import Result
 from ..program.program import Program
@@ -20,7 +19,6 @@ Run = Callable[[Program, Sequence[int], int], Result]
 
 UNNOTICED = "unnoticed"
 _LINE = re.compile(r"\bline (\d+)\b")
-_STATIC = ("tcgen05.wait::ld", "tcgen05.ld", "wgmma")
 
 
 @dataclass(frozen=True)
@@ -29,8 +27,7 @@ class Outcome:
 
     Attributes:
       mutant: the mutant.
-      noticed: by what: the name of a fault's class, "no end", the kind of a finding, "wrong result", "static" (a
-        register used too early on some way through the text), or "unnoticed".
+      noticed: by what: the name of a fault's class, "no end", the kind of a finding, "wrong result" or "unnoticed".
       text: the message.
       seed: under which it was noticed.
     """
@@ -90,7 +87,6 @@ class _Judge:
         self.program, self.run, self.seeds, self.limit = program, run, seeds, limit
         self.arrays = baseline.arrays[0]
         self.known = {key_of(finding) for finding in baseline.findings}
-        self._early: set[tuple] | None = None
 
     def outcome(self, mutant: Mutant) -> Outcome:
         """Run until something is noticed."""
@@ -108,15 +104,7 @@ class _Judge:
                 return Outcome(mutant, new[0].kind, new[0].text, seed)
             if not all(map(_same_bytes, result.arrays[0], self.arrays)):
                 return Outcome(mutant, "wrong result", "", seed)
-        return self._by_text(mutant)
-
-    def _by_text(self, mutant: Mutant) -> Outcome:
-        if not mutant.family.startswith(_STATIC):
-            return Outcome(mutant, UNNOTICED)
-        if self._early is None:
-            self._early = set(map(key_of, early_uses(self.program.kernel)))
-        new = [finding for finding in early_uses(mutant.kernel) if key_of(finding) not in self._early]
-        return Outcome(mutant, "static", new[0].text) if new else Outcome(mutant, UNNOTICED)
+        return Outcome(mutant, UNNOTICED)
 
 
 def _name(error: EmulationError) -> str:

@@ -148,26 +148,6 @@ class ControlFlow:
             stack.extend(self.blocks[number].successors)
         return seen
 
-    @cached_property
-    def loops(self) -> list[int]:
-        """The natural loops, as bits of their blocks."""
-        loops: dict[int, int] = {}
-        for block in self.blocks:
-            for head in block.successors:
-                if self.dominators[block.number] >> head & 1:
-                    loops[head] = loops.get(head, 1 << head) | self._body(block.number, head)
-        return list(loops.values())
-
-    def _body(self, tail: int, head: int) -> int:
-        body, stack = 1 << head, [tail]
-        while stack:
-            number = stack.pop()
-            if body >> number & 1:
-                continue
-            body |= 1 << number
-            stack.extend(self.blocks[number].predecessors)
-        return body
-
 
 def _bits(value: int):
     while value:

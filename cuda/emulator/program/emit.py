@@ -11,6 +11,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from ..ptx.syntax import Instruction
+from . import runtime
 from .operations import Effect
 from .scalars import by_array, expression
 from .segment import Graph, Node, Val, flat
@@ -50,6 +52,8 @@ class Emitter:
         self.rows: dict[int, tuple[str, int]] = {}
         self.kinds: dict[str, str] = {}
         self.sources: dict[int, str] = {}
+        # Registers that may never have been written, as they are; `sources` has them with a NaN in place of nothing.
+        self.raws: dict[int, str] = {}
         self._views: dict[tuple[int, str], str] = {}
         self._count = 0
         self.origin: list[int] = []
@@ -80,6 +84,13 @@ class Emitter:
         name = self._fresh("r")
         self.line(f"{name} = r[{self.slots[value.register]}]")
         self.sources[value.number] = name
+        if value.unset:
+            self.raws[value.number] = name
+            kind = value.kind if value.uniform else f"{value.kind} lanes"
+            undefined = self.names(("undefined", kind), _undefined(value.kind, value.uniform), "U")
+            defined = self._fresh("d")
+            self.line(f"{defined} = {undefined} if {name} is None else {name}")
+            self.sources[value.number] = defined
 
     def array(self, value: Val, kind: str) -> str:
         """An expression of 32 lanes of a type; an array scalar where all lanes agree."""
@@ -146,17 +157,9 @@ class Emitter:
                     self._uniform(node)
                 else:
                     pattern = tuple(v.uniform for v in node.inputs)
-                    groups[(node.operation.key, node.operation.types, pattern, self._may_be_unset(node))].append(node)
+                    groups[(node.operation.key, node.operation.types, pattern)].append(node)
             for group in groups.values():
                 self._group(group)
-
-    def _may_be_unset(self, node: Node) -> int:
-        """Groups cannot hold a guarded operation whose register may not have been written: each is one of its own."""
-        if node.operation.key[0] == "select" and node.operation.destination is not None:
-            old = node.inputs[2]
-            if old.register is not None and node.instruction.guard is not None:
-                return id(node)
-        return 0
 
     def _uniform(self, node: Node) -> None:
         operation, value = node.operation, node.outputs[0]
@@ -190,14 +193,9 @@ class Emitter:
 
     def _single(self, node: Node) -> None:
         operation, value = node.operation, node.outputs[0]
-        if self._may_be_unset(node):
-            predicate, new, old = node.inputs
-            text = f"keep({self.array(predicate, 'b1')}, {self.full(new, value.kind)}, {self._old_text(old)})"
-        else:
-            inputs = [self.array(v, kind) for v, kind in zip(node.inputs, operation.types, strict=True)]
-            text = f"{self._function(operation)}({', '.join(inputs)})"
+        inputs = [self.array(v, kind) for v, kind in zip(node.inputs, operation.types, strict=True)]
         name = self._fresh()
-        self.line(f"{name} = {text}", node)
+        self.line(f"{name} = {self._function(operation)}({', '.join(inputs)})", node)
         self.sources[value.number] = name
 
     def _function(self, operation) -> str:
@@ -290,7 +288,8 @@ class Emitter:
             self._call(node, run, "m", "")
             return
         guard = self.scalar(node.guard) if node.guard.uniform else self.array(node.guard, "b1")
-        olds = [self._old_text(v) for v in flat(node.old)] if node.old else []
+        self.require(node.guard, node.instruction)
+        olds = [self.scalar(v) if v.uniform else self.array(v, _raw(v.kind)) for v in flat(node.old)]
         arguments = self._arguments(node)
         if node.guard.uniform:
             self.line(f"if {guard}:", node)
@@ -304,27 +303,29 @@ class Emitter:
         if outputs:
             self._merge_guarded(node, outputs, olds, mask)
 
-    def _old_text(self, value: Val) -> str:
-        """What a register held before, which may be None."""
-        if value.uniform:
-            return self.scalar(value)
-        raw = _raw(value.kind)
-        return self.array(value, raw) if value.kind == raw else f"raw_or_none({self.array(value, value.kind)}, {raw!r})"
-
     def _arguments(self, node: Node) -> list[str]:
         arguments = []
         for value in node.inputs:
             if isinstance(value, tuple):
                 arguments.append(self._all_rows(value))
-            else:
-                arguments.append(self.scalar(value) if value.uniform else self.array(value, _raw(value.kind)))
+                continue
+            text = self.scalar(value) if value.uniform else self.array(value, _raw(value.kind))
+            if value.number in self.raws:
+                text = f"({self._required(value, node.instruction)}, {text})[1]"
+            arguments.append(text)
         return arguments
+
+    def _required(self, value: Val, instruction: Instruction) -> str:
+        message = f"{instruction.where}: the register {value.register} is read but was never written"
+        return f"required({self.raws[value.number]}, {self.names(('message', message), message, 'E')})"
+
+    def require(self, value: Val, instruction: Instruction) -> None:
+        """Make it a fault if an instruction gets a register that was never written."""
+        if value.number in self.raws:
+            self.line(self._required(value, instruction))
 
     def _all_rows(self, values: tuple[Val, ...]) -> str:
         kind = _raw(values[0].kind)
-        if any(v.register is not None for v in values):
-            texts = [self.scalar(v) if v.uniform else self._old_text(v) for v in values]
-            return f"register_rows(({', '.join(texts)},), {kind!r})"
         if len(values) == 1:
             return f"{self.full(values[0], kind)}[None]"
         if len(set(map(id, values))) == 1 or all(v.uniform for v in values):
@@ -391,6 +392,14 @@ class Emitter:
             lines.append(f"r[{slot}] = merged(m, {text}, r[{slot}])" if self.masked else f"r[{slot}] = {text}")
         for line in lines:
             self.line(line)
+
+
+def _undefined(kind: str, uniform: bool):
+    """What stands for a register that was never written: no predicate, or a NaN."""
+    if kind == "b1":
+        return False if uniform else np.zeros(32, bool)
+    bits = runtime.UNDEFINED >> 16 if kind[1] == "2" else runtime.UNDEFINED
+    return bits if uniform else np.full(32, bits, "u" + kind[1]).view(kind)
 
 
 def _targets(names: list[str]) -> str:

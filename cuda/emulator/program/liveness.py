@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .control_flow import ControlFlow
-from .uniformity import components_of, reads, writes
+from .operations import components_of, reads, writes
 
 
 class Liveness:
@@ -28,6 +28,10 @@ class Liveness:
                 new = self._use[block.number] | self._live_out(block) & ~self._kill[block.number]
                 if new != self._live[block.number]:
                     self._live[block.number], changed = new, True
+
+    def is_live(self, name: str, number: int) -> bool:
+        """Whether a component is live at the start of a block."""
+        return bool(self._live[number] & self._bit(name))
 
     def _bit(self, name: str) -> int:
         if name not in self._numbers:

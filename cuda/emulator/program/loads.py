@@ -1,8 +1,8 @@
 """When a tcgen05.ld has read tensor memory.
 
-At the latest at `tcgen05.wait::ld`. NVIDIA's own kernels leave that out where an instruction has used a loaded register,
-which waits for the load as for any other: so such a use is taken to end the load's read, too. This is one of the
-assumptions of docs/blackwell_questions.md, since the ISA's register dependencies imply no order of tensor memory.
+At the latest at `tcgen05.wait::ld`. NVIDIA's own kernels leave that out where an instruction has used a loaded
+register, which waits for the load as for any other: so such a use is taken to end the load's read, too. This is one of
+the assumptions of docs/blackwell_questions.md, since the ISA's register dependencies imply no order of tensor memory.
 """
 
 from __future__ import annotations

@@ -106,6 +106,7 @@ class Decoder:
         self._offsets = {p.name: p.offset for p in kernel.parameters}
         self.pairs = _paired_registers(kernel)
         self.specials: set[str] = set()
+        self._sums = 0
         self._before: list[Pure] = []
         self._after: list[Pure] = []
 
@@ -187,7 +188,8 @@ class Decoder:
             return base
         if isinstance(base, Constant):
             return Constant(base.value + offset & _MASKS[kind])
-        total = Component(f"{base.name}+{offset}", base.kind)
+        self._sums += 1
+        total = Component(f"{base.name}+{offset}.{self._sums}", base.kind)
         constant = Constant(offset & _MASKS[base.kind])
         self._before.append(Pure(("add", base.kind), np.add, (base, constant), (base.kind,) * 2, total, base.kind))
         return total
@@ -308,13 +310,18 @@ class Decoder:
 
     def _two_predicates(self, key, operation, refs, types, destination: Pair) -> list:
         """setp with a second result: the comparison's complement (combined with the third predicate, if any)."""
-        results = []
+        results: list[Pure | Copy] = []
+        copies = []
         for complement, d in enumerate((destination.first, destination.second)):
             if d == SINK:
                 continue
             function, mark = (operation.second, ("second",)) if complement else (operation.function, ())
-            results.append(Pure((*key, *mark), function, refs, types, self.destination(d), operation.output))
-        return results
+            # A source may be the first destination, so both are written when both are known.
+            held = self.destination(d)
+            value = Component(f"{held.name}.new", held.kind)
+            results.append(Pure((*key, *mark), function, refs, types, value, operation.output))
+            copies.append(Copy(value, held))
+        return results + copies
 
     def _effect(self, instruction: Instruction, handler: Handler) -> Effect:
         return Effect(
@@ -333,6 +340,29 @@ class Decoder:
         if isinstance(wanted, Rows):
             return tuple(self.destination(o) for o in wanted.operands)
         return self.destination(wanted.operand)
+
+
+def components_of(source):
+    """The components that a source reads."""
+    if isinstance(source, tuple):
+        for item in source:
+            yield from components_of(item)
+    elif isinstance(source, Not):
+        yield source.component
+    elif isinstance(source, Component):
+        yield source
+
+
+def reads(operation) -> tuple:
+    if isinstance(operation, Copy):
+        return (operation.source,)
+    return operation.sources if isinstance(operation, Pure) else operation.inputs
+
+
+def writes(operation) -> list[Component]:
+    if isinstance(operation, Effect):
+        return [c for c in components_of(operation.outputs) if c.name != "_"]
+    return [] if operation.destination.name == "_" else [operation.destination]
 
 
 def select(chooser, a, b, destination: Component) -> Pure:

@@ -15,14 +15,15 @@ from ..errors import EmulationError, Finding
 from ..instructions.handler import Wait
 from ..ptx.syntax import Kernel
 from . import runtime, special
+from .assignment import Assignment, never_written
 from .control_flow import Block, ControlFlow, is_branch, is_exit
 from .emit import Emitter, Names
 from .liveness import Liveness
 from .loads import completing_uses
-from .operations import Component, Decoder, Effect
+from .operations import Component, Decoder, Effect, components_of, reads, writes
 from .scalars import truncated_quotient
 from .segment import Graph, Val
-from .uniformity import components_of, reads, varying_components, writes
+from .uniformity import varying_components
 
 _NUMBERS = itertools.count()
 
@@ -50,9 +51,12 @@ class Program:
         self.flow = ControlFlow(kernel)
         for index, effects in completing_uses(kernel, self.flow).items():
             self.operations[index] = [*effects, *self.operations[index]]
-        self.varying = varying_components(self.flow, self.operations) if varying is None else varying
-        self._homes, self.slots = self._places()
         self._liveness = Liveness(self.flow, self.operations)
+        if varying is None:
+            varying = varying_components(self.flow, self.operations, self._liveness)
+        self.varying = varying
+        self._homes, self.slots = self._places()
+        self._assignment = Assignment(self.flow, self.operations)
         self._block_of = [b for b in self.flow.blocks for _ in range(b.stop - b.start)]
         count = len(kernel.instructions)
         self._functions: dict[bool, list[runtime.Function | None]] = {
@@ -99,9 +103,9 @@ class Program:
         return registers
 
     @cached_property
-    def early_uses(self) -> list[Finding]:
-        """Registers that are used too early, found in the text."""
-        return early_uses(self.kernel)
+    def static_findings(self) -> list[Finding]:
+        """What is found in the text: registers that are used too early, or never written."""
+        return early_uses(self.kernel) + never_written(self.kernel, self.operations, self.specials)
 
     def tables(self) -> tuple[list, list]:
         """The functions so far: for all lanes, and for some."""
@@ -134,6 +138,8 @@ class Program:
         new._homes = homes | self._homes
         new.slots = self.slots | {name: len(self.slots) + i for i, name in enumerate(slots.keys() - self.slots.keys())}
         new._liveness = Liveness(new.flow, new.operations, self._liveness)
+        new._assignment = Assignment(new.flow, new.operations)
+        new.__dict__.pop("static_findings", None)
         new._names = self._names.copy()
         for masked, table in self._functions.items():
             new._functions = new._functions | {masked: list(table)}
@@ -161,6 +167,9 @@ class Program:
                         return index
         return block.stop
 
+    def _is_set(self, name: str, assigned: int) -> bool:
+        return name in self.specials or self._assignment.is_in(name, assigned)
+
     def _has_varying_guard(self, index: int) -> bool:
         guard = self.kernel.instructions[index].guard
         return guard is not None and guard.name in self.varying
@@ -168,7 +177,8 @@ class Program:
     def _make(self, pc: int, masked: bool):
         block = self._block_of[pc]
         stop = self._stop(pc, block, masked)
-        graph = Graph(self.varying, self._homes)
+        assigned = self._assignment.at(pc, block.number)
+        graph = Graph(self.varying, self._homes, lambda name: self._is_set(name, assigned))
         for index in range(pc, stop):
             graph.add(self.kernel.instructions[index], self.operations[index])
         emitter = Emitter(graph, self._names, self.slots, masked)
@@ -183,6 +193,7 @@ class Program:
         emitter.emit(_needed(graph, live, ending))
         if ending is not None:
             guard = emitter.scalar(ending) if ending.uniform else emitter.array(ending, "b1")
+            emitter.require(ending, last)
         emitter.store(live)
         if stop < block.stop:
             emitter.line(f"return {stop}")
@@ -216,15 +227,8 @@ class Program:
         function.source = source
         return function
 
-    def explain(self, error: Exception, pc: int, function, registers: list) -> EmulationError:
-        """What an exception of generated code means for the kernel."""
-        unset = [
-            name
-            for index in range(pc, pc + function.length)
-            for operation in self.operations[index]
-            for name in (c.name for c in components_of(tuple(reads(operation))))
-            if registers[self.slots[name]] is None
-        ]
+    def explain(self, error: Exception, pc: int, function: runtime.Function) -> EmulationError:
+        """An unexpected exception of generated code, with the instruction at which it happened."""
         where = self.kernel.instructions[pc].where
         traceback = error.__traceback__
         while traceback is not None:
@@ -233,12 +237,6 @@ class Program:
                 if 0 <= line < len(function.origin) and function.origin[line] >= 0:
                     where = self.kernel.instructions[function.origin[line]].where
             traceback = traceback.tb_next
-        written = {
-            c.name for index in range(pc, pc + function.length) for o in self.operations[index] for c in writes(o)
-        }
-        never = [name for name in unset if name not in written] or unset
-        if never and isinstance(error, (TypeError, ValueError, AttributeError)):
-            return EmulationError(f"{where}: the register {never[0]} is read but was never written")
         return EmulationError(f"{where}: {type(error).__name__}: {error}")
 
 

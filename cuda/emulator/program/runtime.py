@@ -7,6 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
+from ..errors import EmulationError
+
 
 class _Exit:
     def __repr__(self) -> str:
@@ -65,35 +67,28 @@ def narrowed(mask, guard: np.ndarray):
     return taken if taken.any() else False
 
 
-def keep(guard, new, old):
-    """`new` where the guard holds, elsewhere the old content, which may not exist."""
-    if guard is None or old is None:
-        return new
-    return np.where(guard, new, old)
-
-
-def merged(mask, new, old):
-    """Like keep, for the lanes of a mask; lanes that were never written hold zeros."""
-    if mask is None:
-        return new
-    return np.where(mask, new, np.zeros_like(new) if old is None else old)
-
-
-def raw_or_none(old, kind: str):
-    """The bits of what a register held before, if anything."""
-    return None if old is None else old.view(kind)
-
-
-# What a register holds that was never written, where an instruction may take it: a NaN.
+# What a register holds that was never written: a NaN, and no address.
 UNDEFINED = 0xFFC0DEAD
 
 
-def register_rows(values: tuple, kind: str) -> np.ndarray:
-    """An (n, 32) array of registers, some of which may never have been written."""
-    try:
-        return np.concatenate(values).reshape(len(values), 32)
-    except ValueError:
-        return np.stack([as_lanes(UNDEFINED if v is None else v, kind) for v in values])
+def keep(guard: np.ndarray | None, new: np.ndarray, old: np.ndarray) -> np.ndarray:
+    """`new` where the guard holds, elsewhere the old content."""
+    return new if guard is None else np.where(guard, new, old)
+
+
+def merged(mask: np.ndarray | None, new: np.ndarray, old: np.ndarray | None) -> np.ndarray:
+    """`new` in the lanes of a mask, elsewhere the old content, if there is any."""
+    if mask is None:
+        return new
+    if old is None:
+        old = np.zeros(32, bool) if new.dtype == bool else np.full(32, UNDEFINED, np.uint64).astype(f"u{new.itemsize}")
+    return np.where(mask, new, old.view(new.dtype))
+
+
+def required(register: object, message: str) -> None:
+    """A register that an instruction needs has to have been written."""
+    if register is None:
+        raise EmulationError(message)
 
 
 def as_lanes(value, kind: str) -> np.ndarray:
@@ -104,4 +99,4 @@ def as_lanes(value, kind: str) -> np.ndarray:
 
 
 # By their names in generated code.
-FUNCTIONS = (as_lanes, keep, merged, narrowed, part, raw_or_none, register_rows)
+FUNCTIONS = (as_lanes, keep, merged, narrowed, part, required)

@@ -95,7 +95,9 @@ def _cvt(key, x, signed, bits):
     to = _INTEGER.fullmatch(strings[-2])
     if to is None or to[2] is None or to[2] == "8" or "sat" in key:
         return None
-    return _masked(_signed(x[0], bits) if signed else x[0], int(to[2]))
+    # The source may be wider than its type.
+    source = f"({_masked(x[0], bits)})"
+    return _masked(_signed(source, bits) if signed else source, int(to[2]))
 
 
 _INTEGERS: dict[str, Callable] = {
@@ -148,10 +150,12 @@ def by_array(function: Callable, types: tuple[str, ...], result: str) -> Callabl
     """The operation of arrays as one of ints."""
     raw = [np.dtype("?" if t == "b1" else "u" + t[1]) for t in types]
     typed = [np.dtype("?" if t == "b1" else t) for t in types]
+    # Registers may be wider than the type.
+    masks = [1 if t == "b1" else (1 << 8 * int(t[1])) - 1 for t in types]
     bits = np.dtype("?" if result == "b1" else "u" + result[1])
 
     def scalar(*values):
-        arrays = [np.array([v], r).view(t) for v, r, t in zip(values, raw, typed, strict=True)]
+        arrays = [np.array([v & m], r).view(t) for v, m, r, t in zip(values, masks, raw, typed, strict=True)]
         return np.asarray(function(*arrays)).view(bits)[0].item()
 
     return scalar

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ..ptx.syntax import Instruction
@@ -18,14 +20,16 @@ class Val:
       node: that gives it, or None.
       constant: its value, for constants.
       register: name of the component that it is loaded from.
+      unset: the register may never have been written.
     """
 
-    __slots__ = ("constant", "kind", "node", "number", "register", "uniform")
+    __slots__ = ("constant", "kind", "node", "number", "register", "uniform", "unset")
 
     def __init__(self, number: int, uniform: bool, kind: str, node: Node | None = None) -> None:
         self.number, self.uniform, self.kind, self.node = number, uniform, kind, node
         self.constant: int | None = None
         self.register: str | None = None
+        self.unset = False
 
 
 class Node:
@@ -73,8 +77,8 @@ def flat(values):
 class Graph:
     """The operations of some consecutive instructions of one block."""
 
-    def __init__(self, varying: set[str], homes: dict[str, str]) -> None:
-        self.varying, self.homes = varying, homes
+    def __init__(self, varying: set[str], homes: dict[str, str], is_set: Callable[[str], bool]) -> None:
+        self.varying, self.homes, self._is_set = varying, homes, is_set
         self.nodes: list[Node] = []
         self.content: dict[str, Val] = {}
         self.loaded: dict[str, Val] = {}
@@ -98,7 +102,7 @@ class Graph:
         if value is None:
             uniform = source.name not in self.varying
             value = self._val(uniform, source.kind if uniform else self.homes[source.name])
-            value.register = source.name
+            value.register, value.unset = source.name, not self._is_set(source.name)
             self.content[source.name] = self.loaded[source.name] = value
         return value
 

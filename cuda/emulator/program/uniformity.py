@@ -1,9 +1,9 @@
 """Which components hold the same value in all lanes that can read them.
 
 They are kept as Python ints, which makes the code of producer and matrix-issue warps many times faster. A component
-varies when one of its definitions does, or when lanes that part at a branch can carry different definitions of it to
-where they meet, or out of a loop that they leave at different times. Lanes that part meet again at the immediate
-post-dominator of the branch; the scheduler sees to that.
+varies when one of its definitions does, or when lanes that part at a branch may read what others wrote: where they
+meet again, which is the immediate post-dominator of the branch, or on the other side, which for a loop that lanes
+leave at different times is behind it. The scheduler keeps lanes that part apart until they meet.
 """
 
 from __future__ import annotations
@@ -11,61 +11,32 @@ from __future__ import annotations
 from collections import defaultdict
 
 from ..ptx.syntax import Instruction
-from .control_flow import ControlFlow, is_branch, is_exit
-from .operations import Component, Copy, Effect, Not, Pure
+from .control_flow import Block, ControlFlow, is_branch, is_exit
+from .liveness import Liveness
+from .operations import Effect, components_of, reads, writes
 from .special import VARYING
 
 
-def components_of(source):
-    """The components that a source reads."""
-    if isinstance(source, tuple):
-        for item in source:
-            yield from components_of(item)
-    elif isinstance(source, Not):
-        yield source.component
-    elif isinstance(source, Component):
-        yield source
-
-
-def reads(operation) -> tuple:
-    if isinstance(operation, Copy):
-        return (operation.source,)
-    return operation.sources if isinstance(operation, Pure) else operation.inputs
-
-
-def writes(operation) -> list[Component]:
-    if isinstance(operation, Effect):
-        return [c for c in components_of(operation.outputs) if c.name != "_"]
-    return [] if operation.destination.name == "_" else [operation.destination]
-
-
-def varying_components(flow: ControlFlow, operations: list[list]) -> set[str]:
+def varying_components(flow: ControlFlow, operations: list[list], liveness: Liveness) -> set[str]:
     """The names of the components that differ between lanes, for the operations of each instruction."""
-    return _Analysis(flow, operations).run()
+    return _Analysis(flow, operations, liveness).run()
 
 
 class _Analysis:
-    def __init__(self, flow: ControlFlow, operations: list[list]) -> None:
-        self.flow, self.operations = flow, operations
+    def __init__(self, flow: ControlFlow, operations: list[list], liveness: Liveness) -> None:
+        self.flow, self.operations, self.liveness = flow, operations, liveness
         self.varying: set[str] = set(VARYING)
-        self.defined: defaultdict[str, list[int]] = defaultdict(list)
-        self.touched: defaultdict[str, set[int]] = defaultdict(set)
+        # For each component the blocks that define it, as bits.
+        self.defined: defaultdict[str, int] = defaultdict(int)
         self.guards: dict[int, str] = {}
-        self._collect()
-
-    def _collect(self) -> None:
-        for block in self.flow.blocks:
+        for block in flow.blocks:
             for index in range(block.start, block.stop):
-                instruction = self.flow.kernel.instructions[index]
-                if instruction.guard is not None:
-                    self.guards[index] = instruction.guard.name
-                    self.touched[instruction.guard.name].add(block.number)
-                for operation in self.operations[index]:
-                    for component in components_of(tuple(reads(operation))):
-                        self.touched[component.name].add(block.number)
+                guard = flow.kernel.instructions[index].guard
+                if guard is not None:
+                    self.guards[index] = guard.name
+                for operation in operations[index]:
                     for component in writes(operation):
-                        self.defined[component.name].append(block.number)
-                        self.touched[component.name].add(block.number)
+                        self.defined[component.name] |= 1 << block.number
 
     def run(self) -> set[str]:
         size = -1
@@ -99,40 +70,31 @@ class _Analysis:
             return self._varies(operation.inputs[1:])
         return True
 
-    def _visit_branch(self, block) -> None:
+    def _visit_branch(self, block: Block) -> None:
         index = block.stop - 1
         last: Instruction = self.flow.kernel.instructions[index]
         if not (is_branch(last) or is_exit(last)) or self.guards.get(index) not in self.varying:
             return
         meet = self.flow.reconvergence[block.number]
         sides = [self.flow.region(s, meet) for s in block.successors]
-        region, both = 0, -1
+        both = -1
         for side in sides:
-            region |= side
             both &= side
-        left = [
-            loop
-            for loop in self.flow.loops
-            if loop >> block.number & 1 and any(not loop >> s & 1 for s in block.successors)
-        ]
         for name, blocks in self.defined.items():
-            if name in self.varying:
-                continue
-            parted = len(blocks) > 1 and any(region >> b & 1 for b in blocks) and not self._on_one_side(block, name)
-            if parted or any(both >> b & 1 for b in blocks) or any(self._leaves(loop, name, blocks) for loop in left):
+            if name not in self.varying and (both & blocks or self._carried(name, blocks, block, sides, meet)):
                 self.varying.add(name)
 
-    def _on_one_side(self, block, name: str) -> bool:
-        """All that is done with a component is behind one way out of the branch, where the lanes are together."""
-        for successor in block.successors:
-            if self.flow.blocks[successor].predecessors == [block.number] and all(
-                self.flow.dominators[b] >> successor & 1 for b in self.touched[name]
-            ):
+    def _carried(self, name: str, blocks: int, block: Block, sides: list[int], meet: int | None) -> bool:
+        """Whether lanes of one side may read what lanes of the other side, or only some of them, have written.
+
+        That is: something written on a side is read behind where the sides meet, or on the other side.
+        """
+        readers = [s for s in (meet,) if s is not None]
+        for side, successor in zip(sides, block.successors, strict=True):
+            others = [s for s in block.successors if s != successor]
+            if side & blocks and any(self.liveness.is_live(name, number) for number in [*readers, *others]):
                 return True
         return False
-
-    def _leaves(self, loop: int, name: str, blocks: list[int]) -> bool:
-        return any(loop >> b & 1 for b in blocks) and any(not loop >> b & 1 for b in self.touched[name])
 
 
 def uniform_of(operation: Effect) -> tuple[str, ...]:

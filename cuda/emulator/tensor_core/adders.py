@@ -77,7 +77,7 @@ class Adder:
         unit = np.maximum(largest, _SMALLEST_PRODUCT).astype(np.int32) - self.fraction_bits
         scale = np.ldexp(1.0, -unit)
         # Products have at most 22 bits, and those that float32 cannot represent after scaling are less than 1.
-        kind = np.float32 if a_moderate and b_moderate else np.float64
+        kind = np.dtype("f4" if a_moderate and b_moderate else "f8")
         terms = a.astype(kind)[:, :, None] * b.astype(kind)[:, None, :]
         terms *= np.minimum(scale, np.finfo(kind).max).astype(kind)
         # The conversion truncates. The sums fit: 16 terms are less than 2**27, or 32 are less than 2**15.

@@ -72,19 +72,20 @@ class ScaleFactors:
                 for lane in range(0, LANES, QUADRANT)
             ]
             groups.append(np.concatenate(own, axis=None))
-            if memory.monitor is not None:
-                self._note_missing_copies(memory, column, instruction)
+            self._note_missing_copies(memory, column, instruction)
         return self._values(groups)
 
     @staticmethod
     def _note_missing_copies(memory: TensorMemory, column: int, instruction: Instruction) -> None:
+        if memory.monitor is None:
+            return
         window = slice(column, column + LANES // QUADRANT)
         copies = memory.data[window].reshape(LANES // QUADRANT, -1, QUADRANT)
         if (copies != copies[:, :1]).any() or not memory.written[window].all():
             memory.monitor.report(
                 "assumption",
-                f"{instruction.where}: the scale factors of A at column {column} are not the same in all lane quadrants, "
-                "as the PTX ISA asks; the rows of each quadrant are taken to read the copy there",
+                f"{instruction.where}: the scale factors of A at column {column} are not the same in all lane "
+                "quadrants, as the PTX ISA asks; the rows of each quadrant are taken to read the copy there",
             )
 
     def _columns(self, rows: int) -> list[int]:

@@ -29,10 +29,6 @@ def test_lanes_meet_at_the_immediate_post_dominator():
     assert _flow(LOOP).reconvergence == [1, 3, 3, 4, 5, None]
 
 
-def test_natural_loops():
-    assert _flow(LOOP).loops == [0b1110]
-
-
 def test_a_guarded_exit_goes_two_ways():
     flow = _flow("@%p1 ret; mov.b32 %r1, 1;")
     assert flow.blocks[0].successors == [flow.exit, 1]

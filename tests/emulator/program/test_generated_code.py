@@ -315,3 +315,67 @@ def test_a_copy_keeps_what_its_source_held():
         module(body + store_words(["%r3", "%r6"]), "p"), [Output(np.zeros((2, 32), np.uint32))], 1
     ).arrays
     np.testing.assert_array_equal(arrays[0], [[20] * 32, 2 * np.arange(32)])
+
+
+def test_the_second_predicate_is_of_the_old_values():
+    body = """
+    mov.u32 %r1, %tid.x; setp.lt.u32 %p1, %r1, 8; setp.lt.and.u32 %p1|%p2, %r1, 4, %p1;
+    selp.u32 %r2, 1, 0, %p1; selp.u32 %r3, 1, 0, %p2;
+    """
+    (arrays,) = emulate(
+        module(body + store_words(["%r2", "%r3"]), "p"), [Output(np.zeros((2, 32), np.uint32))], 1
+    ).arrays
+    t = np.arange(32)
+    np.testing.assert_array_equal(arrays[0], [t < 4, (t >= 4) & (t < 8)])
+
+
+@pytest.mark.parametrize(
+    "opcode, expected",
+    [
+        ("cvt.u32.u16", 0x8680),
+        ("cvt.s32.s16", 0xFFFF8680),
+        ("cvt.u32.u8", 0x80),
+        ("cvt.s32.s8", 0xFFFFFF80),
+        ("cvt.rn.f32.u8", 0x43000000),
+        ("cvt.rn.f32.s8", 0xC3000000),
+    ],
+)
+def test_conversions_read_the_low_bits_of_wider_registers(opcode, expected):
+    body = (
+        f"mov.b32 %r1, 0x92348680; {opcode} %r2, %r1; mov.u32 %r3, %tid.x; xor.b32 %r4, %r3, %r3; or.b32 %r4, %r4, %r1;"
+    )
+    text = module(body + f"{opcode} %r5, %r4;" + store_words(["%r2", "%r5"]), "p")
+    (arrays,) = emulate(text, [Output(np.zeros((2, 32), np.uint32))], 1).arrays
+    assert (arrays[0] == expected).all()
+
+
+# Each was once taken to be the same in all lanes: a definition on one side that lanes take in different rounds, a
+# counter of one side that is reset for all, a loop inside a loop that lanes leave at different times, and one that is
+# entered at two places.
+@pytest.mark.parametrize(
+    "body, expected",
+    [
+        (
+            "mov.b32 %r5, 0; mov.b32 %r3, 0; L: add.u32 %r5, %r5, 1; and.b32 %r6, %r1, 1; setp.eq.u32 %p1, %r6, 0; "
+            "setp.gt.u32 %p2, %r5, 1; @%p2 bra K; mul.lo.u32 %r4, %r5, 0; K: @%p1 bra S; mul.lo.u32 %r4, %r5, 10; S: "
+            "setp.lt.u32 %p3, %r5, 1; @%p3 bra L; add.u32 %r3, %r4, 0;",
+            [0, 10] * 16,
+        ),
+        (
+            "mov.b32 %r5, 0; mov.b32 %r2, 0; L: and.b32 %r6, %r1, 1; setp.eq.u32 %p1, %r6, %r5; @!%p1 bra S; "
+            "add.u32 %r2, %r2, 7; S: add.u32 %r5, %r5, 1; setp.lt.u32 %p2, %r5, 3; @%p2 bra L; add.u32 %r3, %r2, 0;",
+            [7] * 32,
+        ),
+        (
+            "mov.b32 %r7, 0; mov.b32 %r2, 0; mov.b32 %r3, 0; and.b32 %r6, %r1, 3; O: mov.b32 %r5, 0; "
+            "L: add.u32 %r2, %r2, 1; add.u32 %r5, %r5, 1; setp.le.u32 %p1, %r5, %r6; @%p1 bra L; "
+            "add.u32 %r7, %r7, 1; setp.lt.u32 %p2, %r7, 2; @%p2 bra O; add.u32 %r3, %r2, 0;",
+            [2 * (t % 4 + 1) for t in range(32)],
+        ),
+    ],
+)
+def test_what_lanes_do_at_different_times_is_kept_apart(body, expected):
+    text = module("mov.u32 %r1, %tid.x;" + body + store_words(["%r3"]), "p")
+    for seed in range(4):
+        (arrays,) = emulate(text, [Output(np.zeros((1, 32), np.uint32))], 1, seeds=[seed]).arrays
+        np.testing.assert_array_equal(arrays[0][0], expected)
