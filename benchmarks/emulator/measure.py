@@ -54,7 +54,8 @@ class Measurement:
       shape: For tables.
       making: Seconds of CPU time in which the program was made.
       runs: Under all seeds.
-      peak_bytes: Of memory of the process, the interpreter included.
+      first_peak_bytes: Of memory of the process, the interpreter included, after a run of each kind.
+      peak_bytes: The same after all runs.
       findings: Different ones, over all runs.
       varies: Whether an output differs between runs.
       errors: The largest of all runs; None if there is no run.
@@ -66,6 +67,7 @@ class Measurement:
     shape: str
     making: float
     runs: Sequence[Run]
+    first_peak_bytes: int
     peak_bytes: int
     findings: frozenset[Finding]
     varies: bool
@@ -83,11 +85,12 @@ class Measurement:
         return Counter(finding.kind for finding in self.findings)
 
     @property
-    def is_as_expected(self) -> bool:
-        """Whether it hangs if it is known to, and else gives the same outputs always and no unknown finding."""
-        if self.expects_hang or self.fault:
-            return self.expects_hang and self.fault.startswith("DeadlockError")
-        return not self.varies and all(map(_is_known, self.findings))
+    def unexpected(self) -> list[str]:
+        """What is not as it should be: a fault or a hang that is not known, unknown findings, outputs that vary."""
+        if self.expects_hang:
+            return [] if self.fault.startswith("DeadlockError") else [self.fault or "does not hang"]
+        found = sorted(str(finding) for finding in self.findings if not _is_known(finding))
+        return [*filter(None, [self.fault]), *found, *(["outputs vary"] if self.varies else [])]
 
 
 def _is_known(finding: Finding) -> bool:
@@ -105,7 +108,7 @@ class TimedProgram(Program):
     def __init__(self, ptx: str, entry: str | None = None):
         start = time.process_time()
         super().__init__(parse(ptx, entry))
-        _ = self.early_uses
+        _ = self.static_findings
         self.making = time.process_time() - start
 
     def function(self, pc: int, masked: bool) -> Function:
@@ -119,18 +122,19 @@ class TimedProgram(Program):
 def measure(subject: Subject, seeds: int) -> Measurement:
     """Runs a kernel under some seeds without, then with, checks of races.
 
-    A run that is not counted comes first, in which most of the program is made.
+    A run of each kind that is not counted comes first, in which most of the program is made.
     """
     program = TimedProgram(subject.launch.ptx, subject.launch.entry)
     runs: list[Run] = []
     findings: set[Finding] = set()
     outputs: dict[str, Errors] = {}
-    fault = ""
-    schedules = [(False, 0), *((races, seed) for races in (False, True) for seed in range(seeds))]
+    fault, first_peak = "", 0
+    schedules = [(False, 0), (True, 0), *((races, seed) for races in (False, True) for seed in range(seeds))]
     try:
         for races, seed in _shown(subject.label, schedules):
             run, found, written = _run(subject, program, races, seed)
             runs.append(run)
+            first_peak = first_peak or (_peak_bytes() if races else 0)
             findings |= found
             digest = hashlib.sha256(b"".join(x.tobytes() for x in written)).hexdigest()
             if digest not in outputs:
@@ -142,7 +146,8 @@ def measure(subject: Subject, seeds: int) -> Measurement:
         kernel=subject.kernel,
         shape=subject.shape,
         making=program.making,
-        runs=runs[1:],
+        runs=runs[2:],
+        first_peak_bytes=first_peak or _peak_bytes(),
         peak_bytes=_peak_bytes(),
         findings=frozenset(findings),
         varies=len(outputs) > 1,

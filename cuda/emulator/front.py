@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -12,15 +14,17 @@ from typing import Any
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
+from .configuration import Shape, check_shared_bytes, shapes
 from .errors import EmulationError, Finding
 from .machine.launch import Machine
 from .machine.memory import PARAMETER_BASE, GlobalMemory
+from .parameters import scalar_bytes
 from .program.program import Program
 from .ptx.parser import parse
 from .ptx.syntax import Kernel, Parameter
 from .tensor_map import TensorMap
 
-Shape = tuple[int, int, int]
+_POINTER_BYTES, _TENSOR_MAP_BYTES = 8, 128
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,13 +83,13 @@ def emulate(
     grid: Shape | int,
     *,
     block: Shape | int | None = None,
-    cluster: Shape | int = 1,
+    cluster: Shape | int | None = None,
     shared_bytes: int = 0,
     seeds: Iterable[int] = (0,),
     races: bool = True,
     entry: str | None = None,
     resident: int = 1,
-    max_instructions: int = 1 << 40,
+    max_instructions: int = 1 << 27,
     trace: Callable | None = None,
 ) -> Result:
     """Run a kernel once for each seed.
@@ -94,10 +98,10 @@ def emulate(
       kernel: PTX text, a parsed kernel, or a program.
       arguments: one for each parameter: an array (its address is passed), an `Output`, a `TensorMap`, a Python int or
         float, a NumPy scalar, bytes, or a `Struct`. Every run works on copies of the arrays; one array that is in
-        several arguments, tensor maps among them, is one buffer.
+        several arguments, tensor maps among them, is one buffer. Different arrays must not overlap.
       grid: CTAs along x, y, z.
       block: threads of a CTA; may be left out if the kernel declares it.
-      cluster: CTAs of a cluster.
+      cluster: CTAs of a cluster; if left out, what the kernel declares, or 1.
       shared_bytes: of dynamic shared memory.
       seeds: each is one order in which warps and engines take turns.
       races: check happens-before (slower).
@@ -112,19 +116,19 @@ def emulate(
 
     Raises:
       EmulationError: the kernel did something wrong, in words, with the instruction, the warp and the seed.
-      ValueError: the arguments do not fit the kernel.
+      ValueError: the arguments do not fit the kernel, or the hardware would not take the launch.
+      TypeError: the seeds are one int.
     """
     program = _program(kernel, entry)
-    block = _shape(block) if block is not None else program.kernel.threads
-    if block is None:
-        raise ValueError(f"{program.kernel.name} does not declare its threads: pass block")
-    if program.kernel.threads not in (None, block):
-        raise ValueError(f"{program.kernel.name} is for blocks of {program.kernel.threads}, not {block}")
-    grid, cluster = _shape(grid), _shape(cluster)
-    if any(g % c for g, c in zip(grid, cluster, strict=True)):
-        raise ValueError(f"the grid {grid} is no multiple of the cluster {cluster}")
+    grid, block, cluster = shapes(program.kernel, grid, block, cluster)
+    check_shared_bytes(program.kernel, shared_bytes)
+    if resident < 1:
+        raise ValueError(f"resident must be at least 1, not {resident}")
+    if hasattr(seeds, "__index__"):
+        raise TypeError(f"seeds must be an iterable of ints, such as range({seeds}) or [{seeds}], not {seeds!r}")
+    _check_arrays(arguments)
     result = Result(findings=Counter(program.static_findings))
-    for seed in seeds:
+    for seed in map(operator.index, seeds):
         layout = _Layout(program.kernel, arguments)
         machine = Machine(
             program, layout.bytes, layout.tensor_maps, grid, block, global_memory=layout.memory, cluster=cluster,
@@ -156,10 +160,6 @@ def _program(kernel, entry: str | None) -> Program:
     return Program(kernel) if isinstance(kernel, Kernel) else program_of(kernel, entry)
 
 
-def _shape(value: Shape | int) -> Shape:
-    return (value, 1, 1) if isinstance(value, int) else (*value, 1, 1)[:3]
-
-
 def _varying(runs: list[list[np.ndarray]]) -> list[int]:
     if not runs:
         return []
@@ -184,32 +184,33 @@ class _Layout:
 
     def _place(self, argument: Any, parameter: Parameter) -> None:
         if isinstance(argument, Struct):
-            self._write(argument.bytes, parameter.offset, parameter.size, parameter.name)
+            self._write(argument.bytes, parameter)
             for offset, piece in argument.pieces.items():
-                self._piece(piece, parameter.offset + offset, parameter)
+                self._piece(piece, offset, parameter)
+        elif isinstance(argument, TensorMap):
+            self._piece(argument, 0, parameter)
+        elif isinstance(argument, (np.ndarray, Output)):
+            if parameter.size != _POINTER_BYTES or parameter.type == "f64":
+                raise ValueError(f"{parameter.name}: an array for a parameter of type .{parameter.type}, no pointer")
+            self._piece(argument, 0, parameter)
         else:
-            self._piece(argument, parameter.offset, parameter)
+            self._write(scalar_bytes(argument, parameter), parameter)
 
     def _piece(self, piece: Any, offset: int, parameter: Parameter) -> None:
+        """Put a tensor map or a pointer at an offset of a parameter."""
+        if not isinstance(piece, (TensorMap, np.ndarray, Output)):
+            raise ValueError(f"{parameter.name}: a piece of type {type(piece).__name__} is not supported")
+        nbytes = _TENSOR_MAP_BYTES if isinstance(piece, TensorMap) else _POINTER_BYTES
+        if not 0 <= offset <= parameter.size - nbytes:
+            raise ValueError(f"{parameter.name}: {nbytes} bytes at {offset} of a parameter of {parameter.size}")
+        start = parameter.offset + offset
         if isinstance(piece, TensorMap):
             bound = copy.copy(piece)
             bound.bind(self._address(piece.array, parameter.name))
-            self.tensor_maps[PARAMETER_BASE + offset] = bound
-        elif isinstance(piece, (np.ndarray, Output)):
-            array = piece.array if isinstance(piece, Output) else piece
-            self._write(self._address(array, parameter.name).to_bytes(8, "little"), offset, 8, parameter.name)
-        elif isinstance(piece, (bytes, bytearray)):
-            self._write(bytes(piece), offset, parameter.size, parameter.name)
-        elif isinstance(piece, np.generic):
-            self._write(piece.tobytes(), offset, parameter.size, parameter.name)
-        elif isinstance(piece, float):
-            kind = {4: "f4", 8: "f8"}[parameter.size]
-            self._write(np.array(piece, kind).tobytes(), offset, parameter.size, parameter.name)
-        elif isinstance(piece, int):
-            value = piece & ((1 << 8 * parameter.size) - 1)
-            self._write(value.to_bytes(parameter.size, "little"), offset, parameter.size, parameter.name)
+            self.tensor_maps[PARAMETER_BASE + start] = bound
         else:
-            raise ValueError(f"{parameter.name}: an argument of type {type(piece).__name__} is not supported")
+            address = self._address(piece.array if isinstance(piece, Output) else piece, parameter.name)
+            self.bytes[start : start + nbytes] = np.frombuffer(address.to_bytes(nbytes, "little"), np.uint8)
 
     def _address(self, array: np.ndarray, name: str) -> int:
         if id(array) not in self._bound:
@@ -218,10 +219,37 @@ class _Layout:
             self._bound[id(array)] = self.memory.bind(mine, name, written=id(array) not in self._outputs)
         return self._bound[id(array)]
 
-    def _write(self, data: bytes, offset: int, size: int, name: str) -> None:
-        if len(data) != size:
-            raise ValueError(f"{name}: {len(data)} bytes for {size}")
-        self.bytes[offset : offset + size] = np.frombuffer(data, np.uint8)
+    def _write(self, data: bytes, parameter: Parameter) -> None:
+        if len(data) != parameter.size:
+            raise ValueError(f"{parameter.name}: {len(data)} bytes for {parameter.size}")
+        self.bytes[parameter.offset : parameter.offset + parameter.size] = np.frombuffer(data, np.uint8)
+
+
+def _check_arrays(arguments: Sequence[Any]) -> None:
+    """Refuse what has no bytes of its own, which would be copied, and arrays that would no longer overlap as copies."""
+    arrays = list({id(array): array for array in _arrays(arguments)}.values())
+    for array in arrays:
+        if not isinstance(array, np.ndarray):
+            raise ValueError(f"an Output holds an array, not one of type {type(array).__name__}")
+        if array.dtype.hasobject:
+            raise ValueError(f"arrays of {array.dtype} cannot be passed")
+    for a, b in itertools.combinations(arrays, 2):
+        if np.may_share_memory(a, b) and np.shares_memory(a, b):
+            raise ValueError(
+                f"two arrays of shapes {a.shape} and {b.shape} overlap, but would be buffers of their own: "
+                "pass the same array in both places"
+            )
+
+
+def _arrays(arguments: Iterable[Any]) -> Iterator[Any]:
+    """What the arguments hold as arrays."""
+    for argument in arguments:
+        if isinstance(argument, np.ndarray):
+            yield argument
+        elif isinstance(argument, (Output, TensorMap)):
+            yield argument.array
+        elif isinstance(argument, Struct):
+            yield from _arrays(argument.pieces.values())
 
 
 def _outputs(arguments: Sequence[Any]):

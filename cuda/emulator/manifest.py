@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from .front import Output, Result, Shape, emulate
+from .configuration import Shape
+from .front import Output, Result, emulate
 from .tensor_map import TensorMap
 
 # `tensor_map(bf16, 64x128, 128B)`: element type, box with the innermost dimension first, swizzle.

@@ -9,17 +9,21 @@ Generic accesses (ld, st, cp.async) become visible to the asynchronous proxy (TM
 `fence.proxy.async`: `published` is the set of events with such a fence on the way.
 
 *Strong* accesses (atomics, relaxed, acquire, release and volatile loads and stores) do not race with one another.
-What a strong write releases is kept by address, as a `Sync` that strong reads of that address acquire; a relaxed access
-releases what the last fence before it covers, and acquires when the next fence comes. Scopes are not told apart.
+What a strong write releases is kept by address, as a `ValueSync` that strong reads of that address acquire; a relaxed
+access releases what the last fence before it covers, and acquires when the next fence comes. To acquire from another
+CTA with .cta scope is reported, and orders; the scopes of fences are not told apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from ..ptx.syntax import Instruction
+
+WORD = 4  # bytes of a cell of global and shared memory
 
 
 class Actor:
@@ -51,17 +55,57 @@ class Sync:
         self.known = self.published = self.released_known = self.released_published = 0
 
 
+class ValueSync(Sync):
+    """What a value in memory hands from strong writes to strong reads.
+
+    Attributes:
+      releases: of the writes: in which CTA, and whether for that CTA alone.
+    """
+
+    __slots__ = ("releases",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.releases: set[tuple[object, bool]] = set()
+
+
 class Shadow:
-    """The last accesses of each cell of one memory, as numbers of accesses (0: none)."""
+    """The last accesses of each cell of one memory, as numbers of accesses (0: none).
+
+    Attributes:
+      name: of the memory, for reports.
+      shape: of the arrays; a number of words for memory that is addressed by bytes.
+      fine: whether the cells are bytes, as they are from the first access on that is narrower than a word.
+      written: whether anything was written.
+    """
 
     def __init__(self, name: str, shape: int | tuple[int, ...]) -> None:
         self.name, self.shape = name, shape
+        self.fine = self.written = False
         self.writer = np.zeros(shape, np.int32)
         self.readers: dict[object, np.ndarray] = {}
-        self.unordered_reads: list[tuple[int, object]] = []
+        self.unordered_reads: list[tuple[int, Any]] = []
         self.strong_readers: dict[object, np.ndarray] = {}
         self.strong_writers: dict[object, np.ndarray] = {}
-        self.unordered_strong_writes: list[tuple[int, object]] = []
+        self.unordered_strong_writes: list[tuple[int, Any]] = []
+
+    def cells(self, words, part: np.ndarray | None):
+        """The cells of an access to some words, or, if it is narrower than a word, to the bytes `part`."""
+        if part is None:
+            return _bytes_of(words) if self.fine else words
+        if not self.fine:
+            self._refine()
+        return part
+
+    def _refine(self) -> None:
+        """Make cells of bytes from cells of words."""
+        self.fine, self.shape = True, WORD * self.shape
+        self.writer = np.repeat(self.writer, WORD)
+        for columns in (self.readers, self.strong_readers, self.strong_writers):
+            for agent, column in columns.items():
+                columns[agent] = np.repeat(column, WORD)
+        for accesses in (self.unordered_reads, self.unordered_strong_writes):
+            accesses[:] = [(access, _bytes_of(words)) for access, words in accesses]
 
 
 class Monitor:
@@ -71,11 +115,8 @@ class Monitor:
         self.report = report
         self.names: list[str] = []
         self.access_event = [0]
-        self.access_instruction: list[Instruction | None] = [None]
+        self.access_instruction: list[Any] = [None]
         self.access_generic = [False]
-        # The bytes of accesses narrower than a cell, by number, and those of the access that is being checked.
-        self._parts: dict[int, np.ndarray] = {}
-        self._part: np.ndarray | None = None
 
     # ---- events and order ----
 
@@ -172,14 +213,14 @@ class Monitor:
 
         Args:
           shadow: of the memory.
-          cells: an index of the shadow's arrays (slices or index arrays).
+          cells: an index of the shadow's arrays (slices or index arrays), in words where it has bytes.
           actor: who reads.
           instruction: by which.
           generic: through the generic proxy.
           strong: see the module.
-          part: the bytes, where they are not whole cells; two such accesses race only where they share a byte.
+          part: the bytes, where they are not whole words.
         """
-        self._part = part
+        cells = shadow.cells(cells, part)
         self._check(shadow, shadow.writer[cells], actor, instruction, generic, "read", "write")
         if not strong and (shadow.strong_writers or shadow.unordered_strong_writes):
             self._check_strong_writes(shadow, cells, actor, instruction, generic, "read")
@@ -200,13 +241,14 @@ class Monitor:
         part: np.ndarray | None = None,
     ) -> None:
         """Check and record a write; the arguments are those of `read`."""
-        self._part = part
+        cells, shadow.written = shadow.cells(cells, part), True
         self._check(shadow, shadow.writer[cells], actor, instruction, generic, "write", "write")
         self._check_reads(shadow, shadow.readers, cells, actor, instruction)
         if shadow.unordered_reads:
-            shadow.unordered_reads = self._check_unordered(
-                shadow, shadow.unordered_reads, cells, actor, instruction, "write", "read"
-            )
+            left = self._check_unordered(shadow, shadow.unordered_reads, cells, actor, instruction, "write", "read")
+            # Strong writes that follow need not be ordered after a strong one, but after the reads they have to be.
+            if not strong:
+                shadow.unordered_reads = left
         if not strong:
             if shadow.strong_readers:
                 self._check_reads(shadow, shadow.strong_readers, cells, actor, instruction)
@@ -230,21 +272,16 @@ class Monitor:
             if agent is not actor.agent:
                 self._check(shadow, column[cells], actor, instruction, generic, doing, "write")
         if shadow.unordered_strong_writes:
-            self._check_unordered(shadow, shadow.unordered_strong_writes, cells, actor, instruction, doing, "write")
+            earlier = shadow.unordered_strong_writes
+            left = self._check_unordered(shadow, earlier, cells, actor, instruction, doing, "write")
+            if doing == "write":
+                shadow.unordered_strong_writes = left
 
     def _access(self, actor: Actor, instruction: Instruction, generic: bool) -> int:
         self.access_event.append(actor.event)
         self.access_instruction.append(instruction)
         self.access_generic.append(generic)
-        access = len(self.access_event) - 1
-        if self._part is not None:
-            self._parts[access] = self._part
-        return access
-
-    def _apart(self, access: int) -> bool:
-        """Whether an earlier access and this one, both narrower than a cell, share no byte."""
-        other = self._parts.get(access)
-        return self._part is not None and other is not None and not np.isin(self._part, other).any()
+        return len(self.access_event) - 1
 
     def _check(self, shadow, accesses, actor, instruction, generic, doing, earlier) -> None:
         if accesses.size == 0:
@@ -255,27 +292,55 @@ class Monitor:
             if access == 0 or event == actor.event:
                 continue
             if not actor.known >> event & 1:
-                if not self._apart(access):
-                    self._race(shadow, access, actor, instruction, doing, earlier)
+                self._race(shadow, access, actor, instruction, doing, earlier)
             elif (
                 earlier == "write" and not generic and self.access_generic[access] and not actor.published >> event & 1
             ):
                 self._unpublished(shadow, access, actor, instruction, doing)
 
-    def _check_unordered(self, shadow, accesses, cells, actor, instruction, doing, earlier) -> list[tuple[int, object]]:
-        """Check against the accesses of operations without order; those are left that this one does not come after."""
+    def _check_unordered(self, shadow, accesses, cells, actor, instruction, doing, earlier) -> list[tuple[int, Any]]:
+        """Check against the accesses of operations without order; what of them this one does not come after is left."""
         touched = np.zeros(shadow.shape, bool)
         touched[cells] = True
         kept = []
         for access, cells_of_access in accesses:
             event = self.access_event[access]
-            ordered = event == actor.event or actor.known >> event & 1
-            overlaps = touched[cells_of_access].any()
-            if overlaps and not ordered and not self._apart(access):
-                self._race(shadow, access, actor, instruction, doing, earlier)
-            if not (overlaps and ordered):
-                kept.append((access, cells_of_access))
+            overlap = touched[cells_of_access]
+            if overlap.any():
+                if event != actor.event and not actor.known >> event & 1:
+                    self._race(shadow, access, actor, instruction, doing, earlier)
+                elif overlap.all():
+                    continue
+                else:
+                    cells_of_access = _outside(shadow, cells_of_access, overlap)
+            kept.append((access, cells_of_access))
         return kept
+
+    def lanes_collide(self, name: str, instruction: Instruction) -> None:
+        """Lanes of one store write different values to one address: which of them stays is undefined."""
+        self.report("race", f"lanes of {name} store different values to one address at {instruction.where}")
+
+    def read_constant(
+        self, shadow: Shadow, cells, actor: Actor, instruction: Instruction, part: np.ndarray | None
+    ) -> None:
+        """Check a read by ld.global.nc, of memory that has to be constant while the kernel runs."""
+        if not shadow.written:
+            return
+        cells = shadow.cells(cells, part)
+        writes = [shadow.writer[cells], *(column[cells] for column in shadow.strong_writers.values())]
+        access = max(int(column.max()) for column in writes)
+        for unordered, cells_of_write in shadow.unordered_strong_writes:
+            touched = np.zeros(shadow.shape, bool)
+            touched[cells] = True
+            if touched[cells_of_write].any():
+                access = max(access, unordered)
+        if access:
+            self.report(
+                "race",
+                f"the read of {shadow.name} by {actor.name} at {instruction.where} is one of constant memory (.nc), "
+                f"but the kernel wrote there: {self.names[self.access_event[access]]} at "
+                f"{self.access_instruction[access].where}",
+            )
 
     def _race(self, shadow, access, actor, instruction, doing, earlier) -> None:
         self.report(
@@ -296,6 +361,24 @@ class Monitor:
 def _released(actor: Actor, relaxed: bool) -> tuple[int, int]:
     """(known, published) that a write by the actor hands on."""
     return actor.fenced if relaxed else (actor.known | 1 << actor.event, actor.published)
+
+
+def _bytes_of(words):
+    """The bytes of words, given as a slice or an index array."""
+    if isinstance(words, slice):
+        return slice(WORD * words.start, WORD * words.stop)
+    return (WORD * words[..., None] + np.arange(WORD)).reshape(-1)
+
+
+def _outside(shadow: Shadow, cells, overlap: np.ndarray):
+    """An index of those cells that are not in the overlap, a bool array with an element for each of them."""
+    if isinstance(cells, np.ndarray):
+        return cells[~overlap]
+    if isinstance(cells, slice) and overlap.ndim == 1:
+        return np.arange(cells.start, cells.stop)[~overlap]
+    left = np.zeros(shadow.shape, bool)
+    left[cells] = ~overlap
+    return np.nonzero(left)
 
 
 def _record(shadow: Shadow, columns: dict[object, np.ndarray], cells, actor: Actor, access: int) -> None:

@@ -1,15 +1,15 @@
 """Registers that an asynchronous wgmma still uses, used too early: a check of the text.
 
 `wgmma.mma_async` uses its accumulators and its A registers until a `wgmma.wait_group` covers it, and what other
-instructions write to them needs a `wgmma.fence` before the next `wgmma.mma_async` (PTX ISA). A `mov` does
-not count as a write: compilers put those that set out a loop's registers behind the fence. Loads of tensor memory need
-no such check: the ISA respects register dependencies there.
+instructions write to them needs a `wgmma.fence` before the next `wgmma.mma_async`, as does the first one (PTX ISA). A
+`mov` does not count as a write: compilers put those that set out a loop's registers behind the fence. Loads of tensor
+memory need no such check: the ISA respects register dependencies there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import Finding
 from ..program.control_flow import ControlFlow
@@ -23,16 +23,19 @@ class _State:
     Attributes:
       groups: registers that the groups of wgmma use, oldest group first, the open one last.
       unfenced: registers written since the last wgmma.fence.
+      fenced: a wgmma.fence has come on every way.
     """
 
     groups: tuple[int, ...] = (0,)
     unfenced: int = 0
+    fenced: bool = False
 
     def joined(self, other: _State) -> _State:
         length = max(len(self.groups), len(other.groups))
         mine = (0,) * (length - len(self.groups)) + self.groups
         theirs = (0,) * (length - len(other.groups)) + other.groups
-        return _State(tuple(a | b for a, b in zip(mine, theirs, strict=True)), self.unfenced | other.unfenced)
+        groups = tuple(a | b for a, b in zip(mine, theirs, strict=True))
+        return _State(groups, self.unfenced | other.unfenced, self.fenced and other.fenced)
 
 
 def registers_of(operand) -> Iterator[str]:
@@ -81,6 +84,8 @@ class _Search:
         names = sorted({name for i in multiplications for name in _used_by_wgmma(i)})
         self._bits = {name: 1 << n for n, name in enumerate(names)}
         self._names = names
+        waits = (i for i in kernel.instructions if i.opcode.startswith("wgmma.wait_group"))
+        self._kept = max((i.operands[0].value for i in waits), default=0)
         self.findings: dict[int, Finding] = {}
 
     def run(self) -> list[Finding]:
@@ -108,21 +113,34 @@ class _Search:
     def _step(self, instruction: Instruction, state: _State) -> _State:
         opcode = instruction.opcode
         if opcode.startswith("wgmma.fence"):
-            return _State(state.groups, 0)
+            return _State(state.groups, 0, True)
         if opcode.startswith("wgmma.commit_group"):
-            return _State((*state.groups, 0), state.unfenced)
+            return replace(state, groups=self._merged((*state.groups, 0)))
         if opcode.startswith("wgmma.wait_group"):
             keep = instruction.operands[0].value
             done, still_open = state.groups[:-1], state.groups[-1]
-            return _State((*(done[len(done) - keep :] if keep else ()), still_open), state.unfenced)
+            return replace(state, groups=(*(done[len(done) - keep :] if keep else ()), still_open))
         if _is_wgmma(instruction):
             return self._multiplication(instruction, state)
         return self._other(instruction, state)
 
+    def _merged(self, groups: tuple[int, ...]) -> tuple[int, ...]:
+        """The oldest groups as one: all waits of the kernel cover them alike, and a loop may commit without end."""
+        excess = len(groups) - self._kept - 2
+        if excess <= 0:
+            return groups
+        oldest = 0
+        for group in groups[: excess + 1]:
+            oldest |= group
+        return (oldest, *groups[excess + 1 :])
+
     def _multiplication(self, instruction: Instruction, state: _State) -> _State:
         used = self._mask(_used_by_wgmma(instruction))
         self._check(instruction, used & state.unfenced, "which was written without a wgmma.fence after it")
-        return _State((*state.groups[:-1], state.groups[-1] | used), state.unfenced)
+        if not state.fenced:
+            text = f"{instruction.where} may have no wgmma.fence before it"
+            self.findings.setdefault(instruction.index, Finding("register", text))
+        return replace(state, groups=(*state.groups[:-1], state.groups[-1] | used))
 
     def _other(self, instruction: Instruction, state: _State) -> _State:
         names = [name for operand in instruction.operands for name in registers_of(operand)]
@@ -133,7 +151,7 @@ class _Search:
         written = 0
         if instruction.operands and instruction.parts[0] != "mov":
             written = self._mask(registers_of(instruction.operands[0]))
-        return _State(state.groups, state.unfenced | written)
+        return replace(state, unfenced=state.unfenced | written)
 
     def _check(self, instruction: Instruction, registers: int, why: str) -> None:
         if registers:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..checks.races import Sync
+from ..checks.races import ValueSync
 from ..errors import MemoryFaultError
 from ..machine.memory import OFFSET_MASK, PARAMETER_BASE, RANK_SHIFT, SLOT_SHIFT, GlobalMemory, SharedMemory
 from ..ptx.syntax import TYPE_BYTES, Address, Instruction, Register
@@ -36,6 +36,7 @@ class Form:
       strong: takes part in synchronisation; does not race with other strong accesses.
       acquire: what the value read carries is acquired.
       release: the value written carries what the warp knows.
+      of_cta: whether it does so for the threads of its CTA alone.
       rest: modifiers with another meaning, in the order written.
     """
 
@@ -46,6 +47,7 @@ class Form:
     strong: bool
     acquire: bool
     release: bool
+    of_cta: bool
     rest: tuple[str, ...]
 
 
@@ -75,6 +77,7 @@ def form_of(instruction: Instruction, semantics: str) -> Form:
         strong=semantics != "weak",
         acquire=semantics in ("acquire", "acq_rel", "sc"),
         release=semantics in ("release", "acq_rel", "sc"),
+        of_cta="cta" in modifiers,
         rest=tuple(rest),
     )
 
@@ -220,14 +223,20 @@ def write(memory, positions: np.ndarray, values: np.ndarray, form: Form, warp, i
         raise MemoryFaultError(f"{instruction.where}: writes to the parameters")
 
 
-def acquire(memory, positions: np.ndarray, form: Form, warp) -> None:
+def acquire(memory, positions: np.ndarray, form: Form, warp, instruction: Instruction) -> None:
     """The warp has read values by strong reads: it learns what they carry, or will by its next fence."""
     if warp.actor is None or not form.strong or isinstance(memory, np.ndarray) or not memory.syncs:
         return
     for position in np.unique(positions).tolist():
         sync = memory.syncs.get(position)
-        if sync is not None:
-            warp.machine.monitor.acquire(sync, warp.actor, relaxed=not form.acquire)
+        if sync is None:
+            continue
+        warp.machine.monitor.acquire(sync, warp.actor, relaxed=not form.acquire)
+        if any(cta != warp.cta.index and (of_cta or form.of_cta) for cta, of_cta in sync.releases):
+            warp.machine.report(
+                "race",
+                f"{warp.name} acquires at {instruction.where} what another CTA released, one of them with .cta scope",
+            )
 
 
 def release(memory, positions: np.ndarray, form: Form, warp, replace: bool) -> None:
@@ -236,5 +245,9 @@ def release(memory, positions: np.ndarray, form: Form, warp, replace: bool) -> N
     if warp.actor is None or not form.strong or (nothing and not memory.syncs):
         return
     for position in np.unique(positions).tolist():
-        sync = memory.syncs.setdefault(position, Sync())
+        sync = memory.syncs.setdefault(position, ValueSync())
         warp.machine.monitor.leave(sync, warp.actor, relaxed=not form.release, replace=replace)
+        if replace:
+            sync.releases.clear()
+        if not nothing:
+            sync.releases.add((warp.cta.index, form.of_cta))

@@ -167,7 +167,7 @@ def atomic(instruction: Instruction) -> Handler:
             function = in_global if memory is warp.machine.global_memory else in_shared
             unique, where = np.unique(positions, return_inverse=True)
             cells = read(memory, unique, form, warp, instruction)
-            acquire(memory, unique, form, warp)
+            acquire(memory, unique, form, warp, instruction)
             lanes_here = np.arange(len(addresses))[chosen]
             for turn in _turns(where):
                 lane, place = lanes_here[turn], where[turn]

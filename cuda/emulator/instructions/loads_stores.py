@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import MemoryFaultError
-from ..machine.memory import PARAMETER_BASE
+from ..machine.memory import PARAMETER_BASE, GlobalMemory
 from ..ptx.syntax import SINK, Address, Instruction, Register, Symbol, Vector
 from .access import (
     UINT,
@@ -53,7 +53,7 @@ def load(instruction: Instruction) -> Handler:
     items = _operands(form, target, instruction)
     kept = [i for i, item in enumerate(items) if item != SINK]
     widths = [_BITS[items[i].kind] // 8 for i in kept]
-    signed = form.type[0] == "s"
+    signed, constant = form.type[0] == "s", "nc" in form.rest
 
     def extended(row: np.ndarray, width: int) -> np.ndarray:
         if width <= form.size:
@@ -64,7 +64,7 @@ def load(instruction: Instruction) -> Handler:
         rows = np.empty((form.count, len(addresses)), UINT[form.size])
         for memory, chosen, positions in parts_of(warp, form.space, addresses, instruction):
             rows[:, chosen] = read(memory, positions, form, warp, instruction)
-            acquire(memory, positions, form, warp)
+            acquire(memory, positions, form, warp, instruction)
         return rows
 
     def run_parameter(warp, mask, address):
@@ -80,6 +80,10 @@ def load(instruction: Instruction) -> Handler:
         addresses = lane_addresses(address, mask)
         rows = quick_read(warp, addresses, form, instruction)
         rows = by_parts(warp, addresses) if rows is None else rows.reshape(1, -1) if form.count == 1 else rows.T.copy()
+        if constant and warp.actor is not None:
+            for memory, _, positions in parts_of(warp, "global", addresses, instruction):
+                assert isinstance(memory, GlobalMemory)
+                memory.check_constant(positions, form.size * form.count, warp.actor, instruction)
         values: list = [extended(rows[i], width) for i, width in zip(kept, widths, strict=True)]
         if isinstance(address, int):
             values = [int(v[0]) for v in values]
@@ -119,12 +123,11 @@ def store(instruction: Instruction) -> Handler:
 
     def run(warp, mask, address, *values):
         rows = values[0] if form.count > 1 and same_kind else _rows(values)
+        rows = (rows if mask is None else rows[:, mask]).astype(UINT[form.size], copy=False)
         if isinstance(address, int):
-            last = 31 if mask is None else int(np.flatnonzero(mask)[-1])
-            rows = rows[:, last : last + 1]
-        elif mask is not None:
-            rows = rows[:, mask]
-        rows = rows.astype(UINT[form.size], copy=False)
+            if warp.actor is not None and not form.strong and (rows != rows[:, -1:]).any():
+                warp.machine.monitor.lanes_collide(warp.actor, instruction)
+            rows = rows[:, -1:]
         addresses = lane_addresses(address, mask)
         if quick_write(warp, addresses, rows, form, instruction):
             return

@@ -69,10 +69,10 @@ def _meet(warp: Warp, barrier: ThreadBarrier, instruction: Instruction, orders: 
         barrier.arrive(1, 2, warp.actor, instruction)
         warp.machine.changed()
     generation = group.token
-    if barrier.generation == generation:
-        return Wait(lambda: barrier.generation != generation, lambda: str(barrier))
+    if not generation.over:
+        return Wait(lambda: generation.over, lambda: str(barrier))
     if orders and warp.machine.monitor is not None and warp.actor is not None:
-        warp.machine.monitor.acquire(barrier, warp.actor)
+        warp.machine.monitor.acquire(generation, warp.actor)
     return None
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import BarrierFaultError
-from ..machine.barriers import ThreadBarrier
+from ..machine.barriers import Generation, ThreadBarrier
 from ..ptx.syntax import Immediate, Instruction
 from .handler import Handler, Value, Wait, handles, lane_value, lanes, unsupported
 
@@ -85,7 +85,7 @@ class _Meeting:
         here = warp.pending[bar.name]
         return bool(here) and not (warp.live & ~np.logical_or.reduce(here)).any()
 
-    def meet(self, warp, mask, number, count, votes=None) -> Wait | int:
+    def meet(self, warp, mask, number, count, votes=None) -> Wait | Generation:
         """A Wait, or the generation of the barrier that has completed."""
         wait = warp.converged(mask) if self.aligned else None
         if wait is not None:
@@ -95,33 +95,29 @@ class _Meeting:
         if group.token is None:
             group.token = bar.generation
             if votes is not None:
-                _vote(bar, [lane_value(votes, lane) for lane in lanes(mask)])
+                _vote(bar.generation, [lane_value(votes, lane) for lane in lanes(mask)])
             self.arrive(warp, mask, bar, expected)
-        elif bar.generation == group.token:
+        elif not group.token.over:
             self.arrive_if_all_here(warp, bar, expected)
         generation, of_all = group.token, isinstance(count, int) and count == 0
-        if bar.generation == generation and of_all and _rest_has_exited(bar, warp.cta.warps):
+        if not generation.over and of_all and _rest_has_exited(bar, warp.cta.warps):
             bar.end_generation()
-        if bar.generation == generation:
+        if not generation.over:
             return Wait(
                 lambda: (
-                    bar.generation != generation
-                    or self.all_here(warp, bar)
-                    or (of_all and _rest_has_exited(bar, warp.cta.warps))
+                    generation.over or self.all_here(warp, bar) or (of_all and _rest_has_exited(bar, warp.cta.warps))
                 ),
                 lambda: str(bar),
             )
         group.token = None
         if warp.actor is not None:
-            warp.machine.monitor.acquire(bar, warp.actor)
+            warp.machine.monitor.acquire(generation, warp.actor)
         return generation
 
 
-def _vote(bar: ThreadBarrier, ballot: list[int]) -> None:
-    total = bar.votes.setdefault(bar.generation, [0, 0])
-    bar.votes.pop(bar.generation - 2, None)
-    total[0] += sum(ballot)
-    total[1] += len(ballot)
+def _vote(generation: Generation, ballot: list[int]) -> None:
+    generation.true += sum(ballot)
+    generation.votes += len(ballot)
 
 
 def _number_and_count(operands: Sequence) -> list[Value]:
@@ -163,9 +159,7 @@ def _reduction(instruction: Instruction, operation: str) -> Handler:
         result = meeting.meet(warp, mask, number, count, votes)
         if isinstance(result, Wait):
             return result
-        bar, _ = meeting.barrier(warp, mask, number, count)
-        true, total = bar.votes[result]
-        return {"popc": true, "and": true == total, "or": true > 0}[operation]
+        return {"popc": result.true, "and": result.true == result.votes, "or": result.true > 0}[operation]
 
     return Handler(
         run,
@@ -238,16 +232,16 @@ def cluster_wait(instruction: Instruction) -> Handler:
         if not warp.pending[bar]:
             raise BarrierFaultError(f"{instruction.where}: {warp.name} waits without barrier.cluster.arrive")
         generation = warp.pending[bar][0]
-        if bar.generation == generation and _rest_has_exited(bar, warps):
+        if not generation.over and _rest_has_exited(bar, warps):
             bar.end_generation()
-        if bar.generation == generation:
+        if not generation.over:
             return Wait(
-                lambda: bar.generation != generation or _rest_has_exited(bar, warps),
+                lambda: generation.over or _rest_has_exited(bar, warps),
                 lambda: str(bar),
             )
         warp.pending[bar].clear()
         if warp.actor is not None:
-            warp.machine.monitor.acquire(bar, warp.actor)
+            warp.machine.monitor.acquire(generation, warp.actor)
         return None
 
     return Handler(run, blocking=True, convergent=True)

@@ -54,9 +54,14 @@ class MBarrier(Sync):
             )
 
     def expect(self, nbytes: int) -> None:
-        """Announce transaction bytes of this phase."""
+        """Announce transaction bytes of this phase.
+
+        It completes the phase where they have all come, and all arrivals, too: a phase is complete when nothing is
+        pending (PTX ISA, "Phase Completion of the mbarrier object").
+        """
         self.bytes += nbytes
         self._check_bytes()
+        self._end_if_complete()
 
     def arrive(self, count: int, actor: Actor | None, relaxed: bool = False) -> None:
         """`count` arrivals by the actor, who releases what it knows; if relaxed, what its last fence covers."""
@@ -88,6 +93,9 @@ class MBarrier(Sync):
     def _released_by(self, actor: Actor | None, relaxed: bool) -> None:
         if self.monitor is not None and actor is not None:
             self.monitor.release(self, actor, relaxed)
+        self._end_if_complete()
+
+    def _end_if_complete(self) -> None:
         if self.pending == 0 and self.bytes == 0:
             self.phase, self.pending = self.phase + 1, self.count
             if self.monitor is not None:
@@ -99,23 +107,37 @@ class MBarrier(Sync):
         )
 
 
-class ThreadBarrier(Sync):
+class Generation(Sync):
+    """One use of a barrier of threads, kept by those who wait for it.
+
+    Attributes:
+      over: whether all have arrived.
+      true, votes: the true votes and all votes of bar.red.
+    """
+
+    __slots__ = ("over", "true", "votes")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over = False
+        self.true = self.votes = 0
+
+
+class ThreadBarrier:
     """A barrier of threads: bar.sync, barrier.cluster, or a pair of CTAs in tcgen05.alloc.
 
     Attributes:
       arrived: threads in this generation.
       expected: threads that this generation waits for, or 0 while nobody has arrived.
-      generation: generations completed.
-      votes: by generation, the [true votes, votes] of bar.red.
+      generation: that is not over yet.
     """
 
-    __slots__ = ("arrived", "expected", "generation", "monitor", "name", "votes")
+    __slots__ = ("arrived", "expected", "generation", "monitor", "name")
 
     def __init__(self, name: str, monitor: Monitor | None) -> None:
-        super().__init__()
         self.name, self.monitor = name, monitor
-        self.arrived = self.expected = self.generation = 0
-        self.votes: dict[int, list[int]] = {}
+        self.arrived = self.expected = 0
+        self.generation = Generation()
 
     def arrive(
         self, threads: int, expected: int, actor: Actor | None, instruction: Instruction, relaxed: bool = False
@@ -132,7 +154,7 @@ class ThreadBarrier(Sync):
                 f"{instruction.where}: {self.arrived} threads arrive at {self.name}, which is for {expected}"
             )
         if self.monitor is not None and actor is not None:
-            self.monitor.release(self, actor, relaxed)
+            self.monitor.release(self.generation, actor, relaxed)
             self.monitor.next_event(actor)
         if self.arrived == expected:
             self.end_generation()
@@ -140,9 +162,10 @@ class ThreadBarrier(Sync):
     def end_generation(self) -> None:
         """All have arrived."""
         self.arrived = self.expected = 0
-        self.generation += 1
         if self.monitor is not None:
-            self.monitor.complete(self)
+            self.monitor.complete(self.generation)
+        self.generation.over = True
+        self.generation = Generation()
 
     def __str__(self) -> str:
         return f"{self.name} ({self.arrived} of {self.expected} threads)"

@@ -25,6 +25,10 @@ from .warp import Cta, Group, Warp
 
 # A finding that repeats is counted, and kept once.
 _MAX_FINDINGS = 200
+# How often a try_wait returns false before a launch in which nothing else happens is given up: kernels may count.
+_MAX_TIME_OUTS = 64
+# How often the lanes of a warp that are furthest behind go first.
+_BACKMOST_RATE = 0.75
 
 
 class Machine:
@@ -65,7 +69,7 @@ class Machine:
         resident: int = 1,
         max_delay: int = 400,
         quantum: int = 40,
-        max_instructions: int = 1 << 40,
+        max_instructions: int = 1 << 27,
         trace: Callable | None = None,
     ) -> None:
         self.program, self.kernel = program, program.kernel
@@ -255,12 +259,16 @@ class Machine:
             self.trace(operation.issued, self.now, who, [operation.instruction])
 
     def _time_out(self, live: list[Warp]) -> bool:
-        """Let blocked try_waits return false, once in each state of the machine."""
+        """Let blocked try_waits return false, a number of times in each state of the machine."""
         any_left, state = False, self.state - self._polls
         for warp in live:
             for group in warp.groups:
-                if group.wait is not None and group.wait.may_time_out and group.tried_at != state:
-                    group.tried_at, group.timed_out, any_left = state, True, True
+                if group.wait is None or not group.wait.may_time_out:
+                    continue
+                if group.tried_at != state:
+                    group.tried_at, group.tries = state, 0
+                if group.tries < _MAX_TIME_OUTS:
+                    group.tries, group.timed_out, any_left = group.tries + 1, True, True
         return any_left
 
     def _run(self, warp: Warp, budget: int) -> int:
@@ -279,7 +287,11 @@ class Machine:
         if len(groups) == 1:
             return groups[0] if groups[0].runnable(state) else None
         ready = [g for g in groups if g.runnable(state)]
-        return min(ready, key=lambda g: g.pc) if ready else None
+        if len(ready) < 2:
+            return ready[0] if ready else None
+        if self.rng.random() < _BACKMOST_RATE:
+            return min(ready, key=lambda g: g.pc)
+        return ready[int(self.rng.random() * len(ready))]
 
     def _run_group(self, warp: Warp, group: Group, budget: int) -> int:
         warp.group, group.wait = group, None

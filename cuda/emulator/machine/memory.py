@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from ..checks.lifetime import Lifetime
-from ..checks.races import Actor, Monitor, Shadow, Sync
+from ..checks.races import WORD, Actor, Monitor, Shadow, ValueSync
 from ..errors import BarrierFaultError, MemoryFaultError
 from ..ptx.syntax import Instruction
 from .barriers import MBarrier
@@ -24,7 +24,6 @@ OFFSET_MASK = (1 << RANK_SHIFT) - 1
 CHUNK = 16  # bytes; what the asynchronous engines move at a time
 _CHUNK_TYPE = np.dtype(f"V{CHUNK}")
 _WRITTEN_CHUNK = np.ones(CHUNK, np.uint8).view(_CHUNK_TYPE)[0]
-WORD = 4  # bytes; the cell of race checking
 
 _UINT = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _ALL_WRITTEN = {1: 0x01, 2: 0x0101, 4: 0x01010101, 8: 0x0101010101010101}
@@ -63,6 +62,9 @@ class _Vectors:
         self.data[index] = values
         self._written[index] = self._all
 
+    def hold(self, index: np.ndarray, values: np.ndarray) -> bool:
+        return bool((self.data.take(index, axis=0) == values).all())
+
     def words(self, index: np.ndarray) -> np.ndarray:
         """The cells of race checking."""
         if self.nbytes <= WORD:
@@ -84,7 +86,7 @@ class GlobalMemory:
         self._shadows: dict[int, Shadow] = {}
         self._names: dict[int, str] = {}
         self.monitor: Monitor | None = None
-        self.syncs: dict[int, Sync] = {}
+        self.syncs: dict[int, ValueSync] = {}
         self._vectors: dict[tuple[int, int, int], _Vectors] = {}
 
     def bind(self, array: np.ndarray, name: str = "", written: bool = True) -> int:
@@ -161,6 +163,15 @@ class GlobalMemory:
             self.monitor.write(self._shadows[slot], _words(offsets, nbytes), actor, instruction, generic, strong, part)
         self._buffers[slot][index] = values
         self._written[slot][index] = True
+        if self.monitor is not None and actor is not None and not strong and (self._buffers[slot][index] != values).any():
+            self.monitor.lanes_collide(actor.name, instruction)
+
+    def check_constant(self, addresses: np.ndarray, nbytes: int, actor: Actor, instruction: Instruction) -> None:
+        """Check that the kernel has not written what it reads as constant, from uint64 addresses in one buffer."""
+        slot, offsets = self._locate(addresses, nbytes, instruction)
+        if self.monitor is not None:
+            part = _part(offsets, nbytes)
+            self.monitor.read_constant(self._shadows[slot], _words(offsets, nbytes), actor, instruction, part)
 
     def _vectors_at(self, addresses: np.ndarray, size: int, count: int) -> tuple[int, _Vectors, np.ndarray] | None:
         """The buffer of aligned addresses and the places of their vectors; None if not all are in one buffer."""
@@ -208,6 +219,8 @@ class GlobalMemory:
             words, part = vectors.words(index), vectors.part(index)
             self.monitor.write(self._shadows[slot], words, actor, instruction, True, strong, part)
         vectors.store(index, values)
+        if self.monitor is not None and actor is not None and not strong and not vectors.hold(index, values):
+            self.monitor.lanes_collide(actor, instruction)
         return True
 
     def discard(self, address: int, nbytes: int, actor: Actor | None, instruction: Instruction) -> None:
@@ -224,7 +237,8 @@ class GlobalMemory:
         if not self._written[slot][index].all():
             raise MemoryFaultError(f"{instruction.where}: reads bytes of {self._names[slot]} that were never written")
         if self.monitor is not None and actor is not None and index.size:
-            self.monitor.read(self._shadows[slot], np.unique(index // WORD), actor, instruction, False)
+            words, part = _words_of_bytes(index)
+            self.monitor.read(self._shadows[slot], words, actor, instruction, False, part=part)
         return self._buffers[slot][index]
 
     def write_bytes(
@@ -233,7 +247,8 @@ class GlobalMemory:
         """Store bytes at byte offsets from a base address, by an asynchronous engine; `strong` for a reduction."""
         slot, index = self._locate_bytes(address, offsets, instruction)
         if self.monitor is not None and actor is not None and index.size:
-            self.monitor.write(self._shadows[slot], np.unique(index // WORD), actor, instruction, False, strong)
+            words, part = _words_of_bytes(index)
+            self.monitor.write(self._shadows[slot], words, actor, instruction, False, strong, part)
         self._buffers[slot][index] = values
         self._written[slot][index] = True
 
@@ -246,15 +261,16 @@ class GlobalMemory:
         if not self._written_window(slot, offset, shape, strides).all():
             raise MemoryFaultError(f"{instruction.where}: reads bytes of {self._names[slot]} that were never written")
         if self.monitor is not None and actor is not None:
-            self.monitor.read(self._shadows[slot], _window_words(offset, shape, strides), actor, instruction, False)
+            words, part = _window_words(offset, shape, strides)
+            self.monitor.read(self._shadows[slot], words, actor, instruction, False, part=part)
         return np.ndarray(shape, np.uint8, self._buffers[slot], offset, (*strides, 1))
 
     def write_window(self, address: int, strides: tuple, values, actor: Actor | None, instruction: Instruction) -> None:
         """Store bytes (values of uint8, innermost last) where `read_window` would read them."""
         slot, offset = self._locate_window(address, values.shape, strides, instruction)
         if self.monitor is not None and actor is not None:
-            words = _window_words(offset, values.shape, strides)
-            self.monitor.write(self._shadows[slot], words, actor, instruction, False)
+            words, part = _window_words(offset, values.shape, strides)
+            self.monitor.write(self._shadows[slot], words, actor, instruction, False, part=part)
         np.ndarray(values.shape, np.uint8, self._buffers[slot], offset, (*strides, 1))[...] = values
         self._written_window(slot, offset, values.shape, strides)[...] = True
 
@@ -266,8 +282,8 @@ class GlobalMemory:
         if not self._written_window(slot, offset, shape, strides).all():
             raise MemoryFaultError(f"{instruction.where}: adds to bytes of {self._names[slot]} that were never written")
         if self.monitor is not None and actor is not None:
-            words = _window_words(offset, shape, strides)
-            self.monitor.write(self._shadows[slot], words, actor, instruction, False, strong=True)
+            words, part = _window_words(offset, shape, strides)
+            self.monitor.write(self._shadows[slot], words, actor, instruction, False, True, part)
         window = np.ndarray(shape, np.uint8, self._buffers[slot], offset, (*strides, 1))
         window[...] = function(np.ascontiguousarray(window))
 
@@ -307,14 +323,26 @@ def _words(offsets: np.ndarray, nbytes: int) -> np.ndarray:
     return words if nbytes <= WORD else (words[:, None] + np.arange(nbytes // WORD)).reshape(-1)
 
 
+def _words_of_bytes(index: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """The words of some bytes, and the bytes where they are not whole words."""
+    words = np.unique(index // WORD)
+    return words, (np.unique(index) if words.size * WORD != index.size else None)
+
+
 @lru_cache(maxsize=1024)
 def _window_words(offset: int, shape: tuple[int, ...], strides: tuple[int, ...]):
-    """The words of a strided window; cached because a tile is usually read by many."""
-    first, last = offset // WORD, (offset + shape[-1] - 1) // WORD
-    words = np.arange(first, last + 1)
+    """The words of a strided window, and its bytes where they are not whole words.
+
+    Cached because a tile is usually read by many.
+    """
+    whole = not any(n % WORD for n in (offset, shape[-1], *strides))
+    unit = WORD if whole else 1
+    cells = np.arange(offset // unit, (offset + shape[-1]) // unit)
     for n, stride in zip(shape[-2::-1], strides[::-1], strict=True):
-        words = (np.arange(n)[:, None] * (stride // WORD) + words).reshape(-1)
-    return slice(int(words[0]), int(words[-1]) + 1) if (np.diff(words) == 1).all() else words
+        cells = (np.arange(n)[:, None] * (stride // unit) + cells).reshape(-1)
+    if not whole:
+        return None, cells
+    return (slice(int(cells[0]), int(cells[-1]) + 1) if (np.diff(cells) == 1).all() else cells), None
 
 
 class SharedMemory:
@@ -328,7 +356,7 @@ class SharedMemory:
         self.written = np.zeros(size, np.uint8)
         self.shadow = Shadow(f"shared memory of CTA rank {rank}", size // WORD)
         self.barriers: dict[int, MBarrier] = {}
-        self.syncs: dict[int, Sync] = {}
+        self.syncs: dict[int, ValueSync] = {}
         self._first_barrier, self._barriers_end = size, 0
         self._chunks = self.data.view(_CHUNK_TYPE)
         self._written_chunks = self.written.view(_CHUNK_TYPE)
@@ -401,6 +429,8 @@ class SharedMemory:
             self.lifetime.use(actor, instruction)
         self._views[nbytes][index] = values
         self._written_views[nbytes][index] = _ALL_WRITTEN[nbytes]
+        if self.monitor is not None and actor is not None and not strong and (self._views[nbytes][index] != values).any():
+            self.monitor.lanes_collide(actor.name, instruction)
 
     def _vectors_of(self, size: int, count: int) -> _Vectors:
         vectors = self._vectors.get((size, count))
@@ -444,6 +474,8 @@ class SharedMemory:
             self.monitor.write(self.shadow, words, actor, instruction, True, strong, part)
             self.lifetime.use(actor, instruction)
         vectors.store(index, values)
+        if self.monitor is not None and actor is not None and not strong and not vectors.hold(index, values):
+            self.monitor.lanes_collide(actor, instruction)
         return True
 
     def read_chunks(self, chunks: np.ndarray, actor: Actor | None, instruction: Instruction) -> np.ndarray:

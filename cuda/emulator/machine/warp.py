@@ -10,7 +10,7 @@ import numpy as np
 from ..checks.races import Actor, Monitor
 from ..errors import BarrierFaultError, MemoryFaultError
 from ..instructions.handler import Wait
-from .barriers import MBarrier, ThreadBarrier
+from .barriers import Generation, MBarrier, ThreadBarrier
 from .memory import OFFSET_MASK, RANK_SHIFT, SHARED_BASE, SharedMemory
 
 if TYPE_CHECKING:
@@ -46,17 +46,18 @@ class Group:
       wait: why the group cannot go on, or None.
       timed_out: let a try_wait return false.
       tried_at: state of the machine in which it last timed out.
+      tries: how often it timed out in that state.
       blocked_at: state of the machine in which its wait was last found not to be over.
       token: what a two-step instruction (bar.sync) remembers while it waits.
     """
 
-    __slots__ = ("blocked_at", "mask", "meet", "meeting", "pc", "timed_out", "token", "tried_at", "wait")
+    __slots__ = ("blocked_at", "mask", "meet", "meeting", "pc", "timed_out", "token", "tried_at", "tries", "wait")
 
     def __init__(self, pc: int, mask: np.ndarray | None, meet: int = -1, meeting: Meeting | None = None) -> None:
         self.pc, self.mask, self.meet, self.meeting = pc, mask, meet, meeting
         self.wait: Wait | None = None
-        self.timed_out, self.tried_at, self.blocked_at = False, -1, -1
-        self.token: int | None = None
+        self.timed_out, self.tried_at, self.tries, self.blocked_at = False, -1, 0, -1
+        self.token: Generation | None = None
 
     def runnable(self, state: int) -> bool:
         """Whether it can go on; asked once in each state of the machine."""

@@ -30,15 +30,23 @@ class Parting:
 
 
 class Function(Protocol):
-    """The code of some consecutive instructions; `length` counts them."""
+    """The code of some consecutive instructions.
+
+    Attributes:
+      length: counts them.
+      origin: for each line, the index of the instruction that it comes from, or -1.
+    """
 
     length: int
+    origin: list[int]
 
     def __call__(self, warp, mask): ...
 
 
 class _Leave:
-    length = 0
+    def __init__(self) -> None:
+        self.length = 0
+        self.origin: list[int] = []
 
     def __call__(self, warp, mask) -> _Exit:
         return EXIT

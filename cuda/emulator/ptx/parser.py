@@ -25,7 +25,7 @@ class PtxSyntaxError(EmulationError):
 
 
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*(?:\((.*?)\))?\s*((?:\.[^{;]*?)?)\{", re.DOTALL)
-_THREADS = re.compile(r"\.reqntid\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?")
+_EXTENTS = r"\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?"
 _WORD = re.compile(r"\S")
 _LABEL = re.compile(r"([\w$]+)\s*:(?!:)")
 _GUARD = re.compile(r"@(!?)(\S+)\s+(.*)", re.DOTALL)
@@ -34,7 +34,7 @@ _SHARED = re.compile(r"(?:\.(extern)\s+)?\.shared\s+(?:\.align\s+(\d+)\s+)?\.(\w
 _REGISTER_RANGE = re.compile(r"(\S+?)<(\d+)>")
 _FLOAT = re.compile(r"0[fF]([0-9a-fA-F]{8})|0[dD]([0-9a-fA-F]{16})")
 _INTEGER = re.compile(r"([-~]?)(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?")
-_ADDRESS = re.compile(r"([^+\s]+)\s*(?:\+\s*(-?\w+))?")
+_ADDRESS = re.compile(r"([^+\-\s]+)\s*(?:(?:\+|(?=-))\s*(-?)\s*(\w+))?")
 _LOCATION = re.compile(r"\.loc\s+(\d+)\s+(\d+)")
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.MULTILINE)
 _IGNORED = (".pragma", ".maxnreg")
@@ -130,15 +130,16 @@ def _new_operand(text: str, scope: _Scope):
         if match is None:
             raise PtxSyntaxError(f"the address {text!r} is not understood")
         coordinates = _operand(inner[1], scope).items if len(inner) > 1 else ()
-        return Address(_operand(match[1], scope), int(match[2], 0) if match[2] else 0, coordinates)
+        offset = int(match[2] + match[3], 0) if match[3] else 0
+        return Address(_operand(match[1], scope), offset, coordinates)
     if text.startswith("!"):
         return Negated(_operand(text[1:].strip(), scope))
     if "|" in text:
         first, second = text.split("|")
         return Pair(_operand(first.strip(), scope), _operand(second.strip(), scope))
     if "+" in text[1:]:
-        base, _, offset = text.partition("+")
-        return Address(_operand(base.strip(), scope), int(offset, 0))
+        base, _, added = text.partition("+")
+        return Address(_operand(base.strip(), scope), int(added, 0))
     return _number(text) or scope.register(text) or Symbol(text)
 
 
@@ -151,7 +152,7 @@ def _parameters(text: str) -> tuple[tuple[Parameter, ...], int]:
         size = TYPE_BYTES[match[2]] * int(match[4] or 1)
         align = int(match[1] or TYPE_BYTES[match[2]])
         offset = -(-offset // align) * align
-        parameters.append(Parameter(match[3], offset, size))
+        parameters.append(Parameter(match[3], offset, size, match[2]))
         offset += size
     return tuple(parameters), offset
 
@@ -200,14 +201,22 @@ def parse(text: str, entry: str | None = None) -> Kernel:
         instructions=tuple(body.instructions()),
         labels=body.labels,
         shared_variables=shared,
-        threads=_threads(match[3]),
+        threads=_extents(match[3], "reqntid"),
+        max_threads=_product(_extents(match[3], "maxntid")),
+        cluster=_extents(match[3], "reqnctapercluster"),
+        max_cluster=_product(_extents(match[3], "maxclusterrank")),
+        explicit_cluster=".explicitcluster" in match[3],
     )
 
 
-def _threads(directives: str) -> tuple[int, int, int] | None:
-    """The threads of a CTA that an entry declares."""
-    match = _THREADS.search(directives)
+def _extents(directives: str, name: str) -> tuple[int, int, int] | None:
+    """What one directive of an entry declares along x, y, z."""
+    match = re.search(rf"\.{name}{_EXTENTS}", directives)
     return (int(match[1]), int(match[2] or 1), int(match[3] or 1)) if match else None
+
+
+def _product(extents: tuple[int, int, int] | None) -> int | None:
+    return None if extents is None else extents[0] * extents[1] * extents[2]
 
 
 def _shared_variables(matches) -> dict[str, tuple[int, int]]:

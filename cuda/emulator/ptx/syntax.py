@@ -108,9 +108,19 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Parameter:
+    """A parameter of a kernel.
+
+    Attributes:
+      name: as declared.
+      offset: in the parameter space.
+      size: in bytes.
+      type: of the parameter, or of an element of an array.
+    """
+
     name: str
     offset: int
     size: int
+    type: str
 
 
 @dataclass(frozen=True)
@@ -127,6 +137,10 @@ class Kernel:
       shared_variables: name to (offset, bytes) of the shared arrays; dynamic arrays have 0 bytes and start
         behind the static ones.
       threads: of a CTA as declared by `.reqntid`, or None.
+      max_threads: of a CTA as declared by `.maxntid`, or None.
+      cluster: CTAs of a cluster as declared by `.reqnctapercluster`, or None.
+      max_cluster: CTAs of a cluster as declared by `.maxclusterrank`, or None.
+      explicit_cluster: whether a launch has to say what its clusters are.
     """
 
     name: str
@@ -137,3 +151,7 @@ class Kernel:
     labels: dict[str, int]
     shared_variables: dict[str, tuple[int, int]] = field(default_factory=dict)
     threads: tuple[int, int, int] | None = None
+    max_threads: int | None = None
+    cluster: tuple[int, int, int] | None = None
+    max_cluster: int | None = None
+    explicit_cluster: bool = False

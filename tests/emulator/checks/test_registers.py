@@ -46,6 +46,8 @@ def test_nothing_is_found_in_correct_code(statements):
         (("add.u32 %r2, %r9, 1;", FROM_REGISTERS, COMMIT, WAIT), "uses %r2, which was written without"),
         # Only on one of two ways.
         ((FENCE, MMA, COMMIT, "@%p1 bra SKIP;", WAIT, "SKIP: add.f32 %f9, %f2, %f2;"), "uses %f2, which a wgmma uses"),
+        ((MMA, COMMIT, WAIT), "may have no wgmma.fence before it"),
+        (("@%p1 bra SKIP;", FENCE, "SKIP:", MMA, COMMIT, WAIT), "may have no wgmma.fence before it"),
         # From one round of a loop to the next.
         ((FENCE, "L:", MMA, COMMIT, WAIT, WRITE, "@%p1 bra L;"), "uses %f0, which was written without"),
     ],
@@ -54,6 +56,15 @@ def test_early_uses_are_found(statements, message):
     found = _findings(*statements)
     assert len(found) == 1
     assert re.search(message, found[0])
+
+
+@pytest.mark.parametrize(
+    ("commits", "wait", "found"),
+    [(COMMIT, "", 1), (COMMIT, WAIT_ONE, 1), (COMMIT, WAIT, 0), (COMMIT + COMMIT, WAIT_ONE, 0)],
+)
+def test_a_loop_may_commit_more_groups_than_it_waits_for(commits, wait, found):
+    loop = (FENCE, "L:", MMA, commits, "@%p1 bra L;", wait, "add.f32 %f9, %f0, %f1;")
+    assert len(_findings(*loop)) == found
 
 
 def test_loads_of_tensor_memory_need_no_wait_for_their_registers():
