@@ -316,9 +316,9 @@ class Monitor:
             kept.append((access, cells_of_access))
         return kept
 
-    def lanes_collide(self, name: str, instruction: Instruction) -> None:
+    def lanes_collide(self, actor: Actor, instruction: Instruction) -> None:
         """Lanes of one store write different values to one address: which of them stays is undefined."""
-        self.report("race", f"lanes of {name} store different values to one address at {instruction.where}")
+        self.report("race", f"lanes of {actor.name} store different values to one address at {instruction.where}")
 
     def read_constant(
         self, shadow: Shadow, cells, actor: Actor, instruction: Instruction, part: np.ndarray | None

@@ -163,8 +163,13 @@ class GlobalMemory:
             self.monitor.write(self._shadows[slot], _words(offsets, nbytes), actor, instruction, generic, strong, part)
         self._buffers[slot][index] = values
         self._written[slot][index] = True
-        if self.monitor is not None and actor is not None and not strong and (self._buffers[slot][index] != values).any():
-            self.monitor.lanes_collide(actor.name, instruction)
+        if (
+            not strong
+            and self.monitor is not None
+            and actor is not None
+            and (self._buffers[slot][index] != values).any()
+        ):
+            self.monitor.lanes_collide(actor, instruction)
 
     def check_constant(self, addresses: np.ndarray, nbytes: int, actor: Actor, instruction: Instruction) -> None:
         """Check that the kernel has not written what it reads as constant, from uint64 addresses in one buffer."""
@@ -429,8 +434,13 @@ class SharedMemory:
             self.lifetime.use(actor, instruction)
         self._views[nbytes][index] = values
         self._written_views[nbytes][index] = _ALL_WRITTEN[nbytes]
-        if self.monitor is not None and actor is not None and not strong and (self._views[nbytes][index] != values).any():
-            self.monitor.lanes_collide(actor.name, instruction)
+        if (
+            not strong
+            and self.monitor is not None
+            and actor is not None
+            and (self._views[nbytes][index] != values).any()
+        ):
+            self.monitor.lanes_collide(actor, instruction)
 
     def _vectors_of(self, size: int, count: int) -> _Vectors:
         vectors = self._vectors.get((size, count))
