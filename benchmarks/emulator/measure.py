@@ -94,7 +94,11 @@ class Measurement:
 
 
 def _is_known(finding: Finding) -> bool:
-    """Whether it is of TMA stores: by all threads of a warp, or not waited for before the CTA ends."""
+    """Whether it is of TMA stores, by all threads of a warp or not waited for before the CTA ends, or of registers that
+    are stored to tensor memory though the text never writes them.
+    """
+    if finding.kind == "register":
+        return "tcgen05.st" in finding.text and finding.text.endswith("which nothing writes")
     return finding.kind in ("issue", "lifetime") and _TMA_STORE.search(finding.text) is not None
 
 

@@ -88,10 +88,11 @@ FMHA is causal, with 128 channels: {files} of CUTLASS. GEMMs are those of nvidia
   fastest; with races on, happens-before is checked for every access. Other work on the machine still shows in caches
   and shared cores.
 - peak: of the memory of a process that does nothing else, the interpreter and its libraries included: after one run
-  without and one with checks of races, and after all runs. The difference is what the C library's allocator keeps: it
-  holds no objects, and `malloc_trim` gives it back.
-- findings: different ones over all seeds, by kind. Known are "issue", a TMA store that all threads of a warp issue, and
-  "lifetime", a TMA store that reads shared memory and is not waited for before its CTA ends.
+  without and one with checks of races, and after all runs. For FMHA in bfloat16 the difference was seen to be
+  memory that the C library's allocator keeps: `malloc_trim` gives it back.
+- findings: different ones over all seeds, by kind. Known are "issue", a TMA store that all threads of a warp issue,
+  "lifetime", a TMA store that reads shared memory and is not waited for before its CTA ends, and "register", a store to
+  tensor memory of registers that the text never writes (columns that nothing reads, as the results show).
 - outputs vary: between any two runs, bit for bit.
 - rel-L2, lse: the largest errors of all runs against NumPy in float64, which has no rounding of probabilities to
   bfloat16 or e4m3 and none of the output.

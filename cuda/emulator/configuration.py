@@ -6,6 +6,8 @@ import math
 import operator
 from typing import Any
 
+import numpy as np
+
 from .ptx.syntax import Kernel
 
 Shape = tuple[int, int, int]
@@ -37,7 +39,7 @@ def check_shared_bytes(kernel: Kernel, dynamic: int) -> None:
 
 def _shape(value: Any, what: str) -> Shape:
     try:
-        extents = (value,) if hasattr(value, "__index__") else tuple(value)
+        extents = (value,) if isinstance(value, (int, np.integer)) else tuple(value)
         x, y, z = (operator.index(extent) for extent in (*extents, 1, 1, 1)[: max(3, len(extents))])
     except (TypeError, ValueError):
         raise ValueError(f"the {what} must be an int or one to three of them, not {value!r}") from None

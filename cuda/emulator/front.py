@@ -124,7 +124,7 @@ def emulate(
     check_shared_bytes(program.kernel, shared_bytes)
     if resident < 1:
         raise ValueError(f"resident must be at least 1, not {resident}")
-    if hasattr(seeds, "__index__"):
+    if isinstance(seeds, (int, np.integer)):
         raise TypeError(f"seeds must be an iterable of ints, such as range({seeds}) or [{seeds}], not {seeds!r}")
     _check_arrays(arguments)
     result = Result(findings=Counter(program.static_findings))

@@ -106,6 +106,10 @@ def test_results_that_differ_between_schedules_are_told():
     assert not emulate(text, arguments, 8, seeds=range(4)).varying
 
 
+_WORDS, _OTHER_WORDS = np.zeros(32, np.uint32), np.zeros(32, np.uint32)
+_TWO = [_WORDS, _OTHER_WORDS]
+
+
 @pytest.mark.parametrize(
     "arguments, options, message",
     [
@@ -114,11 +118,119 @@ def test_results_that_differ_between_schedules_are_told():
         ([np.zeros(32, np.uint32), object()], {}, "type object is not supported"),
         ([np.zeros(32, np.uint32)] * 2, {"block": 64}, "blocks of \\(32, 1, 1\\), not \\(64, 1, 1\\)"),
         ([np.zeros(32, np.uint32)] * 2, {"cluster": 2}, "no multiple of the cluster"),
+        (_TWO, {"grid": 0}, "the grid must have at least 1 .* not 0"),
+        (_TWO, {"grid": (2, -1)}, "the grid must have at least 1"),
+        (_TWO, {"grid": ()}, "the grid must have at least 1"),
+        (_TWO, {"grid": (1, 1, 1, 7)}, "one to three of them"),
+        (_TWO, {"grid": 1.5}, "the grid must be an int"),
+        (_TWO, {"cluster": 0}, "the cluster must have at least 1"),
+        (_TWO, {"grid": 32, "cluster": 32}, "32 CTAs; k takes at most 16"),
+        (_TWO, {"resident": 0}, "resident must be at least 1"),
+        (_TWO, {"shared_bytes": -5}, "shared_bytes must be 0 to 232448 beside 0 static bytes, not -5"),
+        (_TWO, {"shared_bytes": 232449}, "not 232449"),
+        ([_WORDS, [1, 2]], {}, "type list is not supported"),
+        ([_WORDS, _WORDS[1:]], {}, "overlap"),
+        ([_WORDS, TensorMap.for_array(_WORDS.view(np.float32), [32])], {}, "overlap"),
+        ([_WORDS, np.array([None] * 32)], {}, "arrays of object"),
+        ([_WORDS, Output(Output(_WORDS))], {}, "an Output holds an array, not one of type Output"),
+        ([_WORDS, TensorMap.for_array(_OTHER_WORDS, [32])], {}, "128 bytes at 0 of a parameter of 8"),
     ],
 )
 def test_wrong_arguments(arguments, options, message):
     with pytest.raises(ValueError, match=message):
-        emulate(COPY, arguments, 1, **options)
+        emulate(COPY, arguments, **{"grid": 1} | options)
+
+
+def test_seeds_are_several():
+    with pytest.raises(TypeError, match=r"range\(3\)"):
+        emulate(COPY, _TWO, 1, seeds=3)
+    assert len(emulate(COPY, _TWO, 1, seeds=np.arange(3)).arrays) == 3
+
+
+def test_shapes_may_be_numpy_integers():
+    assert emulate(COPY, _TWO, np.int64(2), races=False).instructions == 2 * 9
+    assert emulate(COPY, _TWO, np.array([2, 1]), races=False, block=np.array([32])).instructions == 2 * 9
+
+
+def test_arrays_that_interleave_without_a_common_byte_are_different():
+    both = np.arange(64, dtype=np.uint32).reshape(32, 2)
+    (run,) = emulate(COPY, [both[:, 0], both[:, 1]], 1).arrays
+    np.testing.assert_array_equal(run[1], both[:, 0])
+
+
+def _launch(directives: str, **options):
+    return emulate(module("").replace(".reqntid 32, 1, 1", directives), [], **{"grid": 4, "block": 32} | options)
+
+
+@pytest.mark.parametrize(
+    "directives, options, message",
+    [
+        (".reqntid 32, 1, 1", {"block": 64}, "blocks of"),
+        (".maxntid 64, 1, 1", {"block": 128}, "128 threads; k takes at most 64"),
+        (".minnctapersm 1", {"block": (32, 64)}, "2048 threads; k takes at most 1024"),
+        (".minnctapersm 1", {"block": None}, "pass block"),
+        (".reqnctapercluster 2, 1, 1", {"cluster": 4}, r"clusters of \(2, 1, 1\), not \(4, 1, 1\)"),
+        (".reqnctapercluster 2, 1, 1", {"grid": 3}, "no multiple of the cluster"),
+        (".explicitcluster", {}, "pass cluster"),
+        (".maxclusterrank 2", {"cluster": 4}, "4 CTAs; k takes at most 2"),
+    ],
+)
+def test_launches_that_the_kernel_does_not_take(directives, options, message):
+    with pytest.raises(ValueError, match=message):
+        _launch(directives, **options)
+
+
+def test_a_declared_cluster_need_not_be_passed():
+    for directives, options in (
+        (".explicitcluster .reqnctapercluster 2", {}),
+        (".reqnctapercluster 2, 1, 1", {"cluster": 2}),
+        (".explicitcluster", {"cluster": 1}),
+    ):
+        text = module("mov.u32 %r1, %cluster_nctaid.x;" + store_words(["%r1"]), "p")
+        text = text.replace(".reqntid 32, 1, 1", directives)
+        (run,) = emulate(text, [np.zeros((1, 32), np.uint32)], 2, block=32, races=False, **options).arrays
+        assert (run[0] == (2 if "reqn" in directives else 1)).all()
+
+
+def test_shared_memory_is_static_and_dynamic_together():
+    text = module("mov.u32 %r1, buffer;", shared=1024)
+    assert not emulate(text, [], 1, shared_bytes=231424).findings
+    with pytest.raises(ValueError, match="0 to 231424 beside 1024 static bytes, not 231425"):
+        emulate(text, [], 1, shared_bytes=231425)
+
+
+def _scalar(value, kind: str) -> np.uint32:
+    (run,) = emulate(
+        module("ld.param.u32 %r1, [a1];" + store_words(["%r1"]), "p" + kind), [np.zeros((1, 32), np.uint32), value], 1
+    ).arrays
+    return run[0][0, 0]
+
+
+def test_scalars_take_the_type_of_their_parameter():
+    assert _scalar(2, "f").view(np.float32) == 2.0
+    assert _scalar(True, "i") == 1 and _scalar(-1, "i") == 0xFFFFFFFF and _scalar(0xFFFFFFFF, "i") == 0xFFFFFFFF
+    assert _scalar(np.float32(3), "f").view(np.float32) == 3.0 and _scalar(np.int32(-2), "i") == 0xFFFFFFFE
+
+
+@pytest.mark.parametrize(
+    "value, kind, message",
+    [
+        (2.0, "i", "a float .* of type .u32"),
+        (np.float32(2), "i", "float32 for a parameter of type .u32"),
+        (np.int32(2), "f", "int32 for a parameter of type .f32"),
+        (1 << 32, "i", "does not fit"),
+        (-(1 << 31) - 1, "i", "does not fit"),
+        (np.int64(1), "i", "8 bytes for 4"),
+        (5, "m", "pass 128 bytes or a Struct"),
+        (np.zeros(4, np.uint32), "i", "an array for a parameter of type .u32"),
+        (np.zeros(4, np.uint32), "m", "an array for a parameter"),
+        (Struct(bytes(128), {124: np.zeros(4, np.uint32)}), "m", "8 bytes at 124 of a parameter of 128"),
+        (Struct(bytes(128), {0: 5}), "m", "a piece of type int"),
+    ],
+)
+def test_scalars_that_do_not_fit_their_parameter(value, kind, message):
+    with pytest.raises(ValueError, match=message):
+        _scalar(value, kind)
 
 
 def test_tensor_maps_are_found_by_their_parameter():

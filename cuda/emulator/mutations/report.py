@@ -49,29 +49,29 @@ def save(outcomes: Iterable[Outcome], stem: Path) -> None:
 
 
 def bars(surveys: Mapping[str, Iterable[Outcome]], path: Path) -> None:
-    """Bars of what noticed the mutants of each family, one panel for each survey."""
+    """Bars of what noticed the mutants of each family, one panel for each survey, two in a row."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     counted = {name: _by_family(outcomes) for name, outcomes in surveys.items()}
-    kinds: Counter[str] = Counter()
-    for families in counted.values():
-        for count in families.values():
-            kinds.update(count)
+    kinds = sum((count for families in counted.values() for count in families.values()), Counter())
     order = [kind for kind, _ in kinds.most_common() if kind != UNNOTICED] + [UNNOTICED]
-    heights = [max(1, len(families)) for families in counted.values()]
+    colours = dict(zip(order, pyplot.get_cmap("Paired").colors, strict=False)) | {UNNOTICED: "lightgrey"}
+    columns = min(2, len(counted))
+    lines = -(-len(counted) // columns)
     figure, axes = pyplot.subplots(
-        len(counted), 1, figsize=(8, 0.27 * sum(heights) + 0.9 * len(heights)), squeeze=False, constrained_layout=True,
-        gridspec_kw={"height_ratios": heights},
-    )  # fmt: skip
-    colours = {kind: f"C{i}" for i, kind in enumerate(order[:-1])} | {UNNOTICED: "lightgrey"}
-    for axis, (name, families) in zip(axes[:, 0], counted.items(), strict=True):
+        lines, columns, figsize=(5.5 * columns, 3.4 * lines), squeeze=False, layout="constrained"
+    )
+    for axis in axes.flat:
+        axis.set_visible(False)
+    for axis, (name, families) in zip(axes.flat, counted.items(), strict=False):
+        axis.set_visible(True)
         _panel(axis, name, families, order, colours)
-    axes[0, 0].legend(loc="lower right", fontsize="small")
-    axes[-1, 0].set_xlabel("mutants")
-    figure.savefig(path, dpi=150)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=6, fontsize="small")
+    figure.supxlabel("mutants", fontsize="medium")
+    figure.savefig(path, dpi=130)
     pyplot.close(figure)
 
 

@@ -348,3 +348,12 @@ setp.eq.u32 %p3, %r0, 32;
         attempts[wait] = [int(run[0][0]) for run in result.arrays]
     assert max(attempts["try_wait"]) > 1
     assert np.median(attempts["try_wait"]) < np.median(attempts["test_wait"])
+
+
+def test_bytes_that_came_before_they_are_announced_complete_the_phase():
+    body = f"""{_INIT.format(count=1)}
+    @%p0 mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%r1+256], 128;
+    @%p0 mbarrier.arrive.shared::cta.b64 _, [%r1+256];
+    @%p0 mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r1+256], 128;
+    {_wait(0)}"""
+    assert not _run({}, body, []).findings

@@ -94,3 +94,36 @@ def test_tensor_memory_that_is_not_freed_is_told():
     result = _run(body, shared=16)
     assert [f.kind for f in result.findings] == ["leak"]
     assert "ends without freeing tensor memory" in str(next(iter(result.findings)))
+
+
+def test_lanes_that_spin_do_not_keep_the_others_from_running():
+    body = """
+    mov.u32 %r1, %tid.x; mov.u32 %r20, buffer; setp.eq.u32 %p1, %r1, 0; @%p1 st.volatile.shared.u32 [%r20], 0;
+    bar.warp.sync -1; @%p1 bra SET;
+    SPIN: ld.volatile.shared.u32 %r2, [%r20]; setp.eq.u32 %p2, %r2, 0; @%p2 bra SPIN; bra DONE;
+    SET: st.volatile.shared.u32 [%r20], 1;
+    DONE:
+    """
+    result = _run(body, ["%r1"], shared=16, max_instructions=20_000, seeds=range(4))
+    np.testing.assert_array_equal(result.arrays[0][0][0], np.arange(32))
+
+
+_COUNTED_WAIT = """
+    mov.u32 %r1, %tid.x; mov.u32 %r20, buffer; setp.eq.u32 %p1, %r1, 0; @%p1 mbarrier.init.shared.b64 [%r20], 1;
+    bar.sync 0; mov.u32 %r3, 0;
+    LOOP: mbarrier.try_wait.parity.shared.b64 %p2, [%r20], 0; @%p2 bra DONE;
+    add.u32 %r3, %r3, 1; setp.lt.u32 %p3, %r3, 20; @%p3 bra LOOP;
+    {fall_back} bra LOOP;
+    DONE:
+"""
+
+
+def test_a_kernel_may_count_its_waits():
+    body = _COUNTED_WAIT.format(fall_back="@%p1 mbarrier.arrive.shared.b64 %d5, [%r20];")
+    result = _run(body, ["%r3"], shared=16, max_instructions=20_000, seeds=range(4))
+    assert all((run[0] >= 20).all() for run in result.arrays)
+
+
+def test_a_deadlock_with_counted_waits_ends_soon():
+    with pytest.raises(DeadlockError, match="waits for parity 0"):
+        _run(_COUNTED_WAIT.format(fall_back=""), shared=16, max_instructions=20_000)

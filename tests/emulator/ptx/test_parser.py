@@ -18,6 +18,9 @@ def _only(statement: str):
         ("mov.b32 %r1, 017;", (Register("%r1", "b32"), Immediate(15))),
         ("mov.b32 %r1, 8U;", (Register("%r1", "b32"), Immediate(8))),
         ("ld.shared.b32 %r1, [%r2+-16];", (Register("%r1", "b32"), Address(Register("%r2", "b32"), -16))),
+        ("ld.shared.b32 %r1, [%r2-16];", (Register("%r1", "b32"), Address(Register("%r2", "b32"), -16))),
+        ("ld.shared.b32 %r1, [%r2 - 0x10];", (Register("%r1", "b32"), Address(Register("%r2", "b32"), -16))),
+        ("ld.shared.b32 %r1, [%r2 + 16];", (Register("%r1", "b32"), Address(Register("%r2", "b32"), 16))),
         (
             "st.shared.v2.b32 [buffer+8], {%r1, 5};",
             (Address(Symbol("buffer"), 8), Vector((Register("%r1", "b32"), Immediate(5)))),
@@ -104,3 +107,20 @@ def test_errors_name_the_line(statement, message):
     line = text[: text.index(statement)].count("\n") + 1
     with pytest.raises(PtxSyntaxError, match=f"^line {line}: {message}"):
         parse(text)
+
+
+def test_parameters_have_types():
+    kernel = parse(module("", "pifm"))
+    assert [(p.type, p.size, p.offset) for p in kernel.parameters] == [
+        ("u64", 8, 0), ("u32", 4, 8), ("f32", 4, 12), ("b8", 128, 64),
+    ]  # fmt: skip
+
+
+def test_what_an_entry_declares_of_its_launches():
+    kernel = parse(module(""))
+    assert (kernel.threads, kernel.max_threads, kernel.cluster, kernel.max_cluster) == ((32, 1, 1), None, None, None)
+    assert not kernel.explicit_cluster
+    directives = ".maxntid 16, 8\n.minnctapersm 1\n.explicitcluster\n.reqnctapercluster 2, 2\n.maxclusterrank 8"
+    kernel = parse(module("").replace(".reqntid 32, 1, 1", directives))
+    assert (kernel.threads, kernel.max_threads, kernel.cluster, kernel.max_cluster) == (None, 128, (2, 2, 1), 8)
+    assert kernel.explicit_cluster
