@@ -58,7 +58,8 @@ def bars(surveys: Mapping[str, Iterable[Outcome]], path: Path) -> None:
     counted = {name: _by_family(outcomes) for name, outcomes in surveys.items()}
     kinds = sum((count for families in counted.values() for count in families.values()), Counter())
     order = [kind for kind, _ in kinds.most_common() if kind != UNNOTICED] + [UNNOTICED]
-    colours = dict(zip(order, pyplot.get_cmap("Paired").colors, strict=False)) | {UNNOTICED: "lightgrey"}
+    palette = pyplot.get_cmap("Paired")
+    colours = {kind: palette(i % palette.N) for i, kind in enumerate(order)} | {UNNOTICED: "lightgrey"}
     columns = min(2, len(counted))
     lines = -(-len(counted) // columns)
     figure, axes = pyplot.subplots(
