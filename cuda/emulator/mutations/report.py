@@ -54,12 +54,13 @@ def bars(surveys: Mapping[str, Iterable[Outcome]], path: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.colors import to_hex
 
     counted = {name: _by_family(outcomes) for name, outcomes in surveys.items()}
     kinds = sum((count for families in counted.values() for count in families.values()), Counter())
     order = [kind for kind, _ in kinds.most_common() if kind != UNNOTICED] + [UNNOTICED]
     palette = pyplot.get_cmap("Paired")
-    colours = {kind: palette(i % palette.N) for i, kind in enumerate(order)} | {UNNOTICED: "lightgrey"}
+    colours = {kind: to_hex(palette(i % palette.N)) for i, kind in enumerate(order)} | {UNNOTICED: "lightgrey"}
     columns = min(2, len(counted))
     lines = -(-len(counted) // columns)
     figure, axes = pyplot.subplots(
