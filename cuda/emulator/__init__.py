@@ -13,10 +13,14 @@ from .errors import (
     EmulationError,
     Finding,
     MemoryFaultError,
+    PtxSyntaxError,
     UnsupportedInstructionError,
 )
 from .front import Output, Result, Struct, emulate
+from .program.program import Program
+from .ptx.parser import parse
 from .tensor_map import TensorMap
+from .timeline import Timeline
 
 __all__ = [
     "BarrierFaultError",
@@ -26,9 +30,13 @@ __all__ = [
     "Finding",
     "MemoryFaultError",
     "Output",
+    "Program",
+    "PtxSyntaxError",
     "Result",
     "Struct",
     "TensorMap",
+    "Timeline",
     "UnsupportedInstructionError",
     "emulate",
+    "parse",
 ]

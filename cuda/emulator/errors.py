@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
 class EmulationError(Exception):
-    """A fault of the emulated program, with the instruction at which it happened."""
+    """A fault of the emulated program, with the instruction at which it happened.
+
+    Attributes:
+      findings: what was found under any seed before it.
+    """
+
+    def __init__(self, text: str, findings: Iterable[Finding] = ()) -> None:
+        super().__init__(text)
+        self.findings = list(findings)
+
+
+class PtxSyntaxError(EmulationError):
+    """Text that the parser does not understand, with its line."""
 
 
 class UnsupportedInstructionError(EmulationError, NotImplementedError):

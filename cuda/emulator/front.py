@@ -15,7 +15,7 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from .configuration import Shape, check_shared_bytes, shapes
-from .errors import EmulationError, Finding
+from .errors import EmulationError, Finding, UnsupportedInstructionError
 from .machine.launch import Machine
 from .machine.memory import PARAMETER_BASE, GlobalMemory
 from .parameters import scalar_bytes
@@ -29,7 +29,10 @@ _POINTER_BYTES, _TENSOR_MAP_BYTES = 8, 128
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """An array that the kernel writes: reading an element before it is written is a fault."""
+    """An array that the kernel writes: reading an element before it is written is a fault.
+
+    What the kernel does not write keeps its initial content.
+    """
 
     array: np.ndarray
 
@@ -53,11 +56,10 @@ class Result:
 
     Attributes:
       arrays: for each seed, the arrays among the arguments after the run, in order of the arguments.
-      findings: what was found under any seed, and how often.
+      findings: what was found under any seed, and how often; once for each warp that did it.
       varying: places, in `arrays`, of the arrays that differ between seeds.
       instructions: warp instructions executed under all seeds.
       seconds: spent executing them.
-      machines: the last launch of each seed.
     """
 
     arrays: list[list[np.ndarray]] = field(default_factory=list)
@@ -97,10 +99,11 @@ def emulate(
     Args:
       kernel: PTX text, a parsed kernel, or a program.
       arguments: one for each parameter: an array (its address is passed), an `Output`, a `TensorMap`, a Python int or
-        float, a NumPy scalar, bytes, or a `Struct`. Every run works on copies of the arrays; one array that is in
-        several arguments, tensor maps among them, is one buffer. Different arrays must not overlap.
+        float, a NumPy scalar, bytes, a `Struct`, or None for a null pointer; of JAX arrays pass `np.asarray(x)`. Every
+        run works on copies of the arrays; one array that is in several arguments, tensor maps among them, is one
+        buffer. Different arrays must not overlap.
       grid: CTAs along x, y, z.
-      block: threads of a CTA; may be left out if the kernel declares it.
+      block: threads of a CTA; may be left out if the kernel declares it (`.reqntid`).
       cluster: CTAs of a cluster; if left out, what the kernel declares, or 1.
       shared_bytes: of dynamic shared memory.
       seeds: each is one order in which warps and engines take turns.
@@ -139,7 +142,8 @@ def emulate(
             with _blas().limit(limits=1, user_api="blas"):
                 machine.run()
         except EmulationError as e:
-            raise type(e)(f"{e}\n  under seed {seed}") from e.__cause__
+            result.findings.update(machine.findings)
+            raise _with_findings(e, seed, list(result.findings)) from e.__cause__
         result.arrays.append(layout.arrays)
         result.findings.update(machine.findings)
         result.instructions += machine.executed
@@ -148,16 +152,33 @@ def emulate(
     return result
 
 
+def _with_findings(error: EmulationError, seed: int, findings: list[Finding]) -> EmulationError:
+    """A fault with what was found before it, which may be its cause."""
+    text = f"{error}\n  under seed {seed}"
+    telling = [finding for finding in findings if finding.kind not in ("issue", "assumption")]
+    for finding in telling[:3]:
+        text += f"\n  found before: {finding}"
+    return type(error)(text, findings)
+
+
 @lru_cache(maxsize=1)
 def _blas() -> ThreadpoolController:
     """The products of one instruction are too small for several threads, which would only wait for one another."""
     return ThreadpoolController()
 
 
+# Architectures whose instructions the emulator has.
+_TARGETS = ("sm_90", "sm_100", "sm_103")
+
+
 def _program(kernel, entry: str | None) -> Program:
-    if isinstance(kernel, Program):
-        return kernel
-    return Program(kernel) if isinstance(kernel, Kernel) else program_of(kernel, entry)
+    program = kernel
+    if not isinstance(kernel, Program):
+        program = Program(kernel) if isinstance(kernel, Kernel) else program_of(kernel, entry)
+    target = program.kernel.target
+    if target.rstrip("af") not in _TARGETS:
+        raise UnsupportedInstructionError(f"the target {target}: kernels for {', '.join(_TARGETS)} are emulated")
+    return program
 
 
 def _varying(runs: list[list[np.ndarray]]) -> list[int]:
@@ -189,10 +210,11 @@ class _Layout:
                 self._piece(piece, offset, parameter)
         elif isinstance(argument, TensorMap):
             self._piece(argument, 0, parameter)
-        elif isinstance(argument, (np.ndarray, Output)):
+        elif argument is None or isinstance(argument, (np.ndarray, Output)):
             if parameter.size != _POINTER_BYTES or parameter.type == "f64":
                 raise ValueError(f"{parameter.name}: an array for a parameter of type .{parameter.type}, no pointer")
-            self._piece(argument, 0, parameter)
+            if argument is not None:
+                self._piece(argument, 0, parameter)
         else:
             self._write(scalar_bytes(argument, parameter), parameter)
 

@@ -11,6 +11,7 @@ import numpy as np
 from ..errors import DeadlockError, EmulationError, Finding
 from ..front import Result
 from ..program.program import Program
+from ..ptx.parser import parse
 from ..ptx.syntax import Kernel
 from .mutants import Mutant, mutants
 
@@ -44,7 +45,7 @@ def key_of(finding: Finding) -> tuple:
 
 
 def survey(
-    kernel: Kernel | Program,
+    kernel: str | Kernel | Program,
     run: Run,
     seeds: Iterable[int],
     baseline: Result | None = None,
@@ -55,7 +56,7 @@ def survey(
     """Run each mutant under one seed after the other until something is noticed.
 
     Args:
-      kernel: without faults.
+      kernel: without faults; PTX text with one entry, a parsed kernel, or a program.
       run: see `Run`.
       seeds: for the mutants, and for the baseline if it is not given.
       baseline: runs of the kernel; what is found in it does not count.
@@ -67,6 +68,8 @@ def survey(
       One outcome a mutant.
     """
     seeds = list(seeds)
+    if isinstance(kernel, str):
+        kernel = parse(kernel)
     program = kernel if isinstance(kernel, Program) else Program(kernel)
     baseline = run(program, seeds, 1 << 40) if baseline is None else baseline
     if baseline.varying:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ..errors import EmulationError
+from ..errors import PtxSyntaxError
 from .syntax import (
     TYPE_BYTES,
     Address,
@@ -18,11 +18,6 @@ from .syntax import (
     Symbol,
     Vector,
 )
-
-
-class PtxSyntaxError(EmulationError):
-    """Text that the parser does not understand, with its line."""
-
 
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*(?:\((.*?)\))?\s*((?:\.[^{;]*?)?)\{", re.DOTALL)
 _EXTENTS = r"\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?"
