@@ -20,8 +20,8 @@ def _hopper() -> None:
         pytest.skip("needs compute capability 9.0")
 
 
-@pytest.fixture(scope="module")
-def kernels() -> pathlib.Path:
+@pytest.fixture
+def kernels(_hopper: None) -> pathlib.Path:
     """Compiled matrix products."""
     try:
         return gemm_cases.folder()

@@ -1,9 +1,12 @@
 """Launches of the compiled matrix products."""
 
+import functools
 import importlib.util
 import json
 import os
 import pathlib
+import subprocess
+import sys
 import tempfile
 from typing import Any
 
@@ -15,7 +18,8 @@ from tests.emulator.kernels import compile as compiler
 from tests.emulator.kernels.case import Case
 from tests.emulator.tensor_core.truncated_sums import chain_of_sums
 
-_DEFAULT = pathlib.Path(__file__).parents[3] / "build" / "calibration"
+_ROOT = pathlib.Path(__file__).parents[3]
+_DEFAULT = _ROOT / "build" / "calibration"
 _DTYPES = {
     "bf16": ml_dtypes.bfloat16,
     "e4m3": ml_dtypes.float8_e4m3fn,
@@ -41,6 +45,7 @@ SHAPES = (
 KERNELS = ("gemm_bf16", "gemm_bf16_to_bf16", "gemm_e4m3", "gemm_e5m2_e4m3", "gemm_e4m3_registers")
 
 
+@functools.cache
 def folder() -> pathlib.Path:
     """Of compiled kernels: the one that EMULATOR_KERNELS names, build/calibration, or one that is compiled now.
 
@@ -53,9 +58,13 @@ def folder() -> pathlib.Path:
         return ready
     if importlib.util.find_spec("cutlass") is None:
         raise ImportError(f"{ready} has no kernels of these sources, and nvidia-cutlass-dsl is not installed")
-    compiled = pathlib.Path(tempfile.mkdtemp())
-    compiler.compile_kernels(compiled)
-    return compiled
+    compiled = tempfile.mkdtemp()
+    # In a process of its own, because the compiler keeps the target that it was imported with.
+    command = [sys.executable, "-m", "tests.emulator.kernels.compile", compiled]
+    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stdout + done.stderr)
+    return pathlib.Path(compiled)
 
 
 def _pitched(rows: int, columns: int, dtype: Any) -> np.ndarray:
