@@ -27,7 +27,7 @@ def _run(case: Case, target: str, seed: int) -> Result:
     )
 
 
-@pytest.mark.parametrize("case", quantizers.cases() if quantizers.available() else [], ids=str)
+@pytest.mark.parametrize("case", list(quantizers.cases()) if quantizers.available() else [], ids=str)
 def test_hopper_and_blackwell_write_the_same_bytes(case: Case) -> None:
     hopper, blackwell = _run(case, "sm_90a", 0), _run(case, "sm_100f", 1)
     assert not hopper.findings and not blackwell.findings
