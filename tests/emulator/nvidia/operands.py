@@ -21,13 +21,13 @@ class Operands:
 
     Attributes:
       arrays: in the order of the recording, C last and zero.
-      product: (l, m, n) what C should be before it is rounded.
-      magnitude: (l, m, n) the sum of the absolute values of the terms.
+      product: (l, m, n) in float64.
+      sums: (l, m, n) in float32, added as the tensor cores do, instruction by instruction.
     """
 
     arrays: list[np.ndarray]
     product: np.ndarray
-    magnitude: np.ndarray
+    sums: np.ndarray
 
 
 def type_of(name: str) -> np.dtype:
@@ -48,16 +48,25 @@ def make_operands(case: Case, seed: int = 0) -> Operands:
         left, right = (_scaled(x, scale, kernel.block) for x, scale in zip((left, right), scales, strict=True))
     rows, columns = (case.m, case.n) if kernel.majors[2] == "n" else (case.n, case.m)
     arrays.append(np.zeros((case.l, rows, columns), type_of(kernel.c)))
-    magnitude = np.abs(left) @ np.abs(right).transpose(0, 2, 1)
-    return Operands(arrays, _product(kernel, left, right), magnitude)
+    sums = np.stack([_sums(kernel, *pair) for pair in zip(left, right, strict=True)])
+    return Operands(arrays, left @ right.transpose(0, 2, 1), sums)
 
 
-def _product(kernel: Kernel, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """(l, m, n) float64 as the kernel should have it: Hopper's tensor cores truncate."""
-    if kernel.target != "sm_90a":
-        return left @ right.transpose(0, 2, 1)
-    kinds = _KINDS[kernel.a], _KINDS[kernel.b]
-    return np.stack([chain_of_sums(a, b, *kinds).astype(np.float64) for a, b in zip(left, right, strict=True)])
+def _sums(kernel: Kernel, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """(m, n) float32 of one product: Hopper truncates, for Blackwell the emulator rounds once an instruction."""
+    if kernel.target == "sm_90a":
+        return chain_of_sums(a, b, _KINDS[kernel.a], _KINDS[kernel.b]).astype(np.float32)
+    step = _elements_of_an_instruction(kernel)
+    sums = np.zeros((len(a), len(b)), np.float32)
+    for first in range(0, a.shape[1], step):
+        terms = a[:, first : first + step] @ b[:, first : first + step].T
+        sums = (sums + terms).astype(np.float32)
+    return sums
+
+
+def _elements_of_an_instruction(kernel: Kernel) -> int:
+    """Of K: 32 bytes of the wider operand."""
+    return 256 // max(ml_dtypes.finfo(type_of(name)).bits for name in (kernel.a, kernel.b))
 
 
 def result_of(case: Case, c: np.ndarray) -> np.ndarray:
@@ -66,17 +75,11 @@ def result_of(case: Case, c: np.ndarray) -> np.ndarray:
     return numbers if case.kernel.majors[2] == "n" else numbers.transpose(0, 2, 1)
 
 
-def tolerance(case: Case, operands: Operands) -> np.ndarray:
-    """(l, m, n) how far C may be off: sums of terms in binary32, and one rounding to the type of C."""
-    finfo = ml_dtypes.finfo(type_of(case.kernel.c))
-    rounding = np.abs(operands.product) * float(finfo.eps) + float(finfo.smallest_subnormal)
-    return operands.magnitude * 2.0**-20 + rounding
-
-
-def saturated(case: Case, product: np.ndarray) -> np.ndarray:
-    """The product within the range of C."""
-    largest = float(ml_dtypes.finfo(type_of(case.kernel.c)).max)
-    return np.clip(product, -largest, largest)
+def expected(case: Case, operands: Operands) -> np.ndarray:
+    """(l, m, n) the numbers that C should hold: the sums rounded to its type, within its range."""
+    type_ = type_of(case.kernel.c)
+    largest = np.float32(ml_dtypes.finfo(type_).max)
+    return np.clip(operands.sums, -largest, largest).astype(type_).astype(np.float64)
 
 
 def _values(name: str, low: float, high: float) -> np.ndarray:
