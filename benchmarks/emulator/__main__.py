@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
       Exit status: 1 if a kernel is not as expected, 2 if they cannot be recorded.
     """
     options = _parse_arguments(arguments)
-    reason = _why_unavailable(options.cutlass)
+    reason = why_unavailable(options.cutlass)
     if reason:
         print(f"nothing to measure: {reason}", file=sys.stderr)
         return 2
@@ -75,7 +75,8 @@ def _parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _why_unavailable(checkout: Path) -> str:
+def why_unavailable(checkout: Path) -> str:
+    """Why the kernels cannot be recorded, or nothing."""
     for package in PACKAGES:
         try:
             importlib.metadata.distribution(package)

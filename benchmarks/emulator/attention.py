@@ -24,6 +24,8 @@ class Attention:
       length: Of queries and of keys.
       heads: Of queries.
       kv_heads: Of keys and values.
+      persistent: Whether one CTA computes all tiles.
+      rising: Whether keys grow with their tile, so that the running maximum does and the output is rescaled.
     """
 
     target: str
@@ -32,12 +34,14 @@ class Attention:
     length: int
     heads: int
     kv_heads: int
+    persistent: bool = False
+    rising: bool = False
 
     @property
     def kernel(self) -> str:
         """For tables."""
         short = {"bfloat16": "bf16", "float8_e4m3fn": "e4m3"}
-        return f"FMHA {short[self.type]} {self.target}"
+        return f"FMHA {short[self.type]} {self.target}" + (" persistent" if self.persistent else "")
 
     @property
     def many_seeds(self) -> bool:
@@ -58,16 +62,24 @@ CASES = (
     Attention("sm_90a", "bfloat16", batch=1, length=256, heads=2, kv_heads=2),
 )
 
+# With three and four tiles in one CTA, for which barriers change their phase more than once.
+PERSISTENT_CASES = (
+    Attention("sm_100a", "bfloat16", batch=1, length=768, heads=1, kv_heads=1, persistent=True, rising=True),
+    Attention("sm_100a", "bfloat16", batch=1, length=384, heads=2, kv_heads=2, persistent=True, rising=True),
+)
+_KEYS_OF_A_TILE = 128
+
 
 def arrays_of(case: Attention) -> list[np.ndarray]:
     """Query, key, value (batch, length, heads, HEAD_SIZE), normally distributed; output and lse, zero."""
     rng = np.random.default_rng(0)
-    inputs = [
-        rng.standard_normal((case.batch, case.length, heads, HEAD_SIZE), np.float32).astype(
-            getattr(ml_dtypes, case.type)
-        )
+    query, key, value = (
+        rng.standard_normal((case.batch, case.length, heads, HEAD_SIZE), np.float32)
         for heads in (case.heads, case.kv_heads, case.kv_heads)
-    ]
+    )
+    if case.rising:
+        key *= (1 + np.arange(case.length, dtype=np.float32) // _KEYS_OF_A_TILE)[:, None, None]
+    inputs = [x.astype(getattr(ml_dtypes, case.type)) for x in (query, key, value)]
     output = np.zeros((case.batch, case.length, case.heads, HEAD_SIZE), ml_dtypes.bfloat16)
     return [*inputs, output, np.zeros(output.shape[:3], np.float32)]
 

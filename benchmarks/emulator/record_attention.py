@@ -7,7 +7,7 @@ import math
 import sys
 import tempfile
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,9 @@ SOURCES = {
 _TYPES = {"bfloat16": "BFloat16", "float8_e4m3fn": "Float8E4M3FN"}
 
 
-def subjects(checkout: Path, target: str) -> Iterator[Subject]:
-    """Every case of a target."""
-    launches = run_apart(record_cases, checkout.resolve(), target)
+def subjects(checkout: Path, target: str, cases: Sequence[Attention] = CASES) -> Iterator[Subject]:
+    """Those of some cases that are for a target."""
+    launches = run_apart(record_cases, checkout.resolve(), target, cases)
     for case, launch in launches.items():
         yield Subject(
             kernel=case.kernel,
@@ -41,13 +41,13 @@ def subjects(checkout: Path, target: str) -> Iterator[Subject]:
         )
 
 
-def record_cases(checkout: Path, target: str) -> dict[Attention, RecordedLaunch]:
-    """The launch of every case of a target. Arrays: query, key, value, output, lse."""
+def record_cases(checkout: Path, target: str, cases: Sequence[Attention]) -> dict[Attention, RecordedLaunch]:
+    """The launches of those cases that are for a target. Arrays: query, key, value, output, lse."""
     with tempfile.TemporaryDirectory() as folder:
         cute_dsl.prepare(target, Path(folder))
         module = _load_example(checkout, target)
-        record = {"sm_100a": _record_blackwell, "sm_90a": _record_hopper}[target]
-        return {case: record(module, case) for case in CASES if case.target == target}
+        kernel_call = {"sm_100a": _call_blackwell, "sm_90a": _call_hopper}[target]
+        return {case: _record(kernel_call(module, case), case) for case in cases if case.target == target}
 
 
 def _load_example(checkout: Path, target: str) -> Any:
@@ -65,31 +65,12 @@ def _load_example(checkout: Path, target: str) -> Any:
     return module
 
 
-def _record(host: Any, case: Attention) -> RecordedLaunch:
-    """Compiles a function of 5 pointers, 4 sizes, 3 scales, the window and the stream, and records a call."""
+def _record(call: Callable[..., None], case: Attention) -> RecordedLaunch:
+    """Compiles a call of a kernel and records it with the sizes of a case."""
     import cuda.bindings.driver as driver
     import cutlass
     import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_stream
-
-    types_ = [getattr(cutlass, _TYPES[case.type])] * 3 + [cutlass.BFloat16, cutlass.Float32]
-    pointers = [cute_dsl.pointer(type_, i) for i, type_ in enumerate(types_)]
-    symbolic = [cutlass.Int32(1)] * 4 + [cutlass.Float32(1)] * 3 + [cutlass.Int32(0)]
-    compiled = cute.compile(host, *pointers, *symbolic, make_fake_stream())
-    sizes = case.batch, case.length, case.heads, case.kv_heads
-    scales = SCALE * math.log2(math.e), SCALE, 1.0
-    (launch,) = cute_dsl.record(compiled, *pointers, *sizes, *scales, 0, driver.CUstream(0))
-    return launch
-
-
-def _record_blackwell(example: Any, case: Attention) -> RecordedLaunch:
-    import cuda.bindings.driver as driver
-    import cutlass
-    import cutlass.cute as cute
-
-    kernel = example.BlackwellFusedMultiHeadAttentionForward(
-        cutlass.Float32, cutlass.Float32, (128, 128), HEAD_SIZE, False, _causal(example), False, True
-    )
 
     @cute.jit
     def host(
@@ -108,6 +89,36 @@ def _record_blackwell(example: Any, case: Attention) -> RecordedLaunch:
         window: cutlass.Int32,
         stream: driver.CUstream,
     ) -> None:
+        pointers, sizes = (query, key, value, output, lse), (batch, length, heads, kv_heads)
+        call(pointers, sizes, (scale_log2, scale, scale_output), window, stream)
+
+    types_ = [getattr(cutlass, _TYPES[case.type])] * 3 + [cutlass.BFloat16, cutlass.Float32]
+    pointers = [cute_dsl.pointer(type_, i) for i, type_ in enumerate(types_)]
+    symbolic = [cutlass.Int32(1)] * 4 + [cutlass.Float32(1)] * 3 + [cutlass.Int32(0)]
+    compiled = cute.compile(host, *pointers, *symbolic, make_fake_stream())
+    sizes = case.batch, case.length, case.heads, case.kv_heads
+    scales = SCALE * math.log2(math.e), SCALE, 1.0
+    (launch,) = cute_dsl.record(compiled, *pointers, *sizes, *scales, 0, driver.CUstream(0))
+    return launch
+
+
+class _OneMultiprocessor:
+    """For persistent kernels, which ask the driver how many there are."""
+
+    def get_device_multiprocessor_count(self) -> int:
+        return 1
+
+
+def _call_blackwell(example: Any, case: Attention) -> Callable[..., None]:
+    import cutlass
+
+    example.fmha_utils.HardwareInfo = _OneMultiprocessor
+    kernel = example.BlackwellFusedMultiHeadAttentionForward(
+        cutlass.Float32, cutlass.Float32, (128, 128), HEAD_SIZE, case.persistent, _causal(example), False, True
+    )
+
+    def call(pointers: Any, sizes: Any, scales: Any, window: Any, stream: Any) -> None:
+        (query, key, value, output, lse), (batch, length, heads, kv_heads) = pointers, sizes
         group = heads // kv_heads
         lengths = (batch, length, length, length, heads, kv_heads, cutlass.Int32(HEAD_SIZE), cutlass.Int32(HEAD_SIZE))
         kernel(
@@ -120,9 +131,7 @@ def _record_blackwell(example: Any, case: Attention) -> RecordedLaunch:
             None,
             _ordered(lse, (batch, length, heads)),
             None,
-            scale_log2,
-            scale,
-            scale_output,
+            *scales,
             None,
             None,
             window,
@@ -132,35 +141,18 @@ def _record_blackwell(example: Any, case: Attention) -> RecordedLaunch:
             False,
         )
 
-    return _record(host, case)
+    return call
 
 
-def _record_hopper(example: Any, case: Attention) -> RecordedLaunch:
-    import cuda.bindings.driver as driver
+def _call_hopper(example: Any, case: Attention) -> Callable[..., None]:
     import cutlass
-    import cutlass.cute as cute
 
     kernel = example.HopperFusedMultiHeadAttentionForward(
-        cutlass.Float32, cutlass.Float32, (64, 128, HEAD_SIZE), False, _causal(example)
+        cutlass.Float32, cutlass.Float32, (64, 128, HEAD_SIZE), case.persistent, _causal(example)
     )
 
-    @cute.jit
-    def host(
-        query: cute.Pointer,
-        key: cute.Pointer,
-        value: cute.Pointer,
-        output: cute.Pointer,
-        lse: cute.Pointer,
-        batch: cutlass.Int32,
-        length: cutlass.Int32,
-        heads: cutlass.Int32,
-        kv_heads: cutlass.Int32,
-        scale_log2: cutlass.Float32,
-        scale: cutlass.Float32,
-        scale_output: cutlass.Float32,
-        window: cutlass.Int32,
-        stream: driver.CUstream,
-    ) -> None:
+    def call(pointers: Any, sizes: Any, scales: Any, window: Any, stream: Any) -> None:
+        (query, key, value, output, lse), (batch, length, heads, kv_heads) = pointers, sizes
         group = heads // kv_heads
         kernel(
             _length_first(query, (batch, length, kv_heads, group, HEAD_SIZE)),
@@ -168,15 +160,13 @@ def _record_hopper(example: Any, case: Attention) -> RecordedLaunch:
             _length_first(value, (batch, length, kv_heads, 1, HEAD_SIZE)),
             _length_first(output, (batch, length, kv_heads, group, HEAD_SIZE)),
             _length_first(lse, (batch, length, kv_heads, group, 1)),
-            scale_log2,
-            scale,
-            scale_output,
+            *scales,
             None,
             window,
             stream,
         )
 
-    return _record(host, case)
+    return call
 
 
 def _causal(example: Any) -> Any:
