@@ -16,7 +16,7 @@ from threadpoolctl import ThreadpoolController
 
 from .configuration import Shape, check_shared_bytes, shapes
 from .errors import EmulationError, Finding, UnsupportedInstructionError
-from .machine.launch import Machine
+from .launch import Machine
 from .machine.memory import PARAMETER_BASE, GlobalMemory
 from .parameters import scalar_bytes
 from .program.program import Program

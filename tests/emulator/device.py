@@ -173,11 +173,6 @@ def _encode(driver: ctypes.CDLL, tensor: TiledMap, address: int) -> bytes:
     return encoded
 
 
-def encode_tiled_map(tensor: TiledMap, address: int) -> bytes:
-    """The 128 bytes of the tensor map of memory at a device address."""
-    return _encode(_driver(), tensor, address)
-
-
 def _parameter(driver: ctypes.CDLL, buffers: _Buffers, argument) -> bytes:
     if isinstance(argument, np.ndarray):
         return buffers.address(argument).to_bytes(8, "little")

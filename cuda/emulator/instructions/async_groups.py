@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..checks.races import Actor
+from ..machine.wait import Wait
 from ..ptx.syntax import Instruction
-from .handler import Handler, Wait
+from .handler import Handler
 
 if TYPE_CHECKING:
     from ..machine.warp import Warp

@@ -15,9 +15,10 @@ import numpy as np
 from ..errors import BarrierFaultError
 from ..machine.barriers import MBarrier
 from ..machine.memory import RANK_SHIFT, SHARED_BASE
+from ..machine.wait import Wait
 from ..ptx.syntax import Address, Immediate, Instruction, Register
 from .access import address_value
-from .handler import Handler, Value, Wait, handles, lane_value, lanes, unsupported
+from .handler import Handler, Value, handles, lane_value, lanes, unsupported
 
 # A state is the phase of an arrival, above the arrivals that were pending before it.
 _PENDING_BITS = 20

@@ -72,20 +72,13 @@ def init_fence(instruction: Instruction) -> Handler:
 
 @handles("setmaxnreg")
 def set_registers(instruction: Instruction) -> Handler:
-    """setmaxnreg.{inc,dec}.sync.aligned.u32 count: kept as `warp.register_limit`."""
+    """setmaxnreg.{inc,dec}.sync.aligned.u32 count: needs the warp together, and has no other effect."""
     (count,) = instruction.operands
     if not isinstance(count, Immediate):
         raise unsupported(instruction, "the count must be an immediate")
     if not _MIN_REGISTERS <= count.value <= _MAX_REGISTERS or count.value % 8:
         raise EmulationError(f"{instruction.where}: {count.value} registers; a multiple of 8 from 24 to 256 is needed")
-
-    def run(warp, mask):
-        wait = warp.converged(mask)
-        if wait is None:
-            warp.register_limit = count.value
-        return wait
-
-    return Handler(run, convergent=True)
+    return Handler(lambda warp, mask: warp.converged(mask), convergent=True)
 
 
 @handles("griddepcontrol", "nanosleep", "prefetch", "prefetchu", "applypriority", "brkpt", "pmevent")

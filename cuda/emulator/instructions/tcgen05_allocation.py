@@ -7,10 +7,11 @@ import numpy as np
 from ..errors import MemoryFaultError
 from ..machine.barriers import ThreadBarrier
 from ..machine.tensor_memory import COLUMNS, TensorMemory, first_fit, split_address
+from ..machine.wait import Wait
 from ..machine.warp import Cta, Warp
 from ..ptx.syntax import Instruction
 from .access import address_value
-from .handler import Handler, Value, Wait, handles, lane_value, leader
+from .handler import Handler, Value, handles, lane_value, leader
 from .tcgen05_issue import group_ctas, group_size
 
 

@@ -13,8 +13,9 @@ import numpy as np
 
 from ..errors import BarrierFaultError
 from ..machine.barriers import Generation, ThreadBarrier
+from ..machine.wait import Wait
 from ..ptx.syntax import Immediate, Instruction
-from .handler import Handler, Value, Wait, handles, lane_value, lanes, unsupported
+from .handler import Handler, Value, handles, lane_value, lanes, unsupported
 
 _WARP = 32
 

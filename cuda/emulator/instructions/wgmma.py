@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..checks.races import Actor
+from ..machine.wait import Wait
 from ..machine.warp import Warp
 from ..ptx.syntax import Immediate, Instruction, Vector
 from ..tensor_core.adders import wgmma_adder
@@ -22,7 +23,7 @@ from ..tensor_core.formats import ACCUMULATORS, WIDTH, decode
 from ..tensor_core.fragments import a_rows, accumulator_registers, accumulators
 from ..tensor_core.operands import shared_operand
 from ..tensor_core.products import multiply, to_accumulator
-from .handler import Handler, Rows, Value, Wait, handles, lane_value, leader, unsupported
+from .handler import Handler, Rows, Value, handles, lane_value, leader, unsupported
 
 _SHAPE = re.compile(r"m64n(\d+)k(\d+)")
 _K_BYTES = 32

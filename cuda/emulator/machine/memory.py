@@ -234,18 +234,6 @@ class GlobalMemory:
         slot, offsets = self._locate(np.array([address], np.uint64), nbytes, instruction)
         self._written[slot][offsets[0] : offsets[0] + nbytes] = False
 
-    def read_bytes(
-        self, address: int, offsets: np.ndarray, actor: Actor | None, instruction: Instruction
-    ) -> np.ndarray:
-        """Bytes at byte offsets (any shape) from a base address, by an asynchronous engine."""
-        slot, index = self._locate_bytes(address, offsets, instruction)
-        if not self._written[slot][index].all():
-            raise MemoryFaultError(f"{instruction.where}: reads bytes of {self._names[slot]} that were never written")
-        if self.monitor is not None and actor is not None and index.size:
-            words, part = _words_of_bytes(index)
-            self.monitor.read(self._shadows[slot], words, actor, instruction, False, part=part)
-        return self._buffers[slot][index]
-
     def write_bytes(
         self, address: int, offsets, values, actor: Actor | None, instruction: Instruction, strong: bool = False
     ) -> None:

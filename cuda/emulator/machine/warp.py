@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..checks.races import Actor, Monitor
 from ..errors import BarrierFaultError, MemoryFaultError
-from ..instructions.handler import Wait
 from .barriers import Generation, MBarrier, ThreadBarrier
 from .memory import OFFSET_MASK, RANK_SHIFT, SHARED_BASE, SharedMemory
+from .wait import Wait
 
 if TYPE_CHECKING:
-    from ..program.runtime import Parting
+    from ..launch import Machine
     from ..ptx.syntax import Instruction
-    from .launch import Machine
     from .tensor_memory import TensorMemory
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """Lanes of a group go different ways and meet again at `meet`."""
+
+    taken: np.ndarray
+    others: np.ndarray
+    target: int
+    following: int
+    meet: int
 
 
 class Meeting:

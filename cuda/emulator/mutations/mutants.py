@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ..checks.registers import registers_of
 from ..program.control_flow import is_branch, is_exit
+from ..program.registers import registers_of
 from ..ptx.syntax import Address, Immediate, Instruction, Kernel, Register, Symbol
 from .altered import altered
 

@@ -71,33 +71,18 @@ class ControlFlow:
             self.blocks[number].predecessors.append(block.number)
 
     @cached_property
-    def dominators(self) -> list[int]:
-        """For each block the set of blocks that dominate it, itself among them, as bits."""
-        return _dominators(
-            0, [b.predecessors for b in self.blocks], self._order(0, [b.successors for b in self.blocks])
-        )
-
-    @cached_property
     def post_dominators(self) -> list[int]:
         """For each block the set of blocks through which every way to the exit goes, itself among them, as bits.
 
         Lanes that only exit are not waited for, so a way straight to an exit does not count where there is another.
         """
         forward = self._without_early_exits()
-        backward: list[list[int]] = [[] for _ in self.blocks]
-        for number, following in enumerate(forward):
-            for other in following:
-                backward[other].append(number)
-        return _dominators(self.exit, forward, self._order(self.exit, backward))
+        return _dominators(self.exit, forward, self._order(self.exit, _reversed(forward)))
 
     def _without_early_exits(self) -> list[list[int]]:
         """The successors, but for those that only exit, unless nothing else leads out."""
         kept = [[s for s in b.successors if not self._only_exits(s)] or b.successors for b in self.blocks]
-        backward: list[list[int]] = [[] for _ in self.blocks]
-        for number, following in enumerate(kept):
-            for other in following:
-                backward[other].append(number)
-        leads_out = set(self._order(self.exit, backward))
+        leads_out = set(self._order(self.exit, _reversed(kept)))
         return [k if b.number in leads_out else b.successors for b, k in zip(self.blocks, kept, strict=True)]
 
     def _only_exits(self, number: int) -> bool:
@@ -147,6 +132,14 @@ class ControlFlow:
             seen |= 1 << number
             stack.extend(self.blocks[number].successors)
         return seen
+
+
+def _reversed(edges: list[list[int]]) -> list[list[int]]:
+    backward: list[list[int]] = [[] for _ in edges]
+    for number, following in enumerate(edges):
+        for other in following:
+            backward[other].append(number)
+    return backward
 
 
 def _bits(value: int):

@@ -50,7 +50,6 @@ class Emitter:
         self.graph, self.names, self.slots, self.masked = graph, names, slots, masked
         self.lines: list[str] = []
         self.rows: dict[int, tuple[str, int]] = {}
-        self.kinds: dict[str, str] = {}
         self.sources: dict[int, str] = {}
         # Registers that may never have been written, as they are; `sources` has them with a NaN in place of nothing.
         self.raws: dict[int, str] = {}

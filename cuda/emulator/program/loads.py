@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from ..checks.registers import loaded_registers, registers_of
 from ..instructions.handler import Handler
 from ..instructions.tcgen05_data import finish_loads
 from ..ptx.syntax import Instruction, Kernel
 from .control_flow import ControlFlow
 from .operations import Effect
+from .registers import loaded_registers, registers_of
 
 _COPIES = ("mov",)
 

@@ -10,9 +10,8 @@ from functools import cached_property
 
 import numpy as np
 
-from ..checks.registers import early_uses
 from ..errors import EmulationError, Finding
-from ..instructions.handler import Wait
+from ..machine.wait import Wait
 from ..ptx.syntax import Kernel
 from . import runtime, special
 from .assignment import Assignment, never_written
@@ -21,6 +20,7 @@ from .emit import Emitter, Names
 from .liveness import Liveness
 from .loads import completing_uses
 from .operations import Component, Decoder, Effect, components_of, reads, writes
+from .registers import early_uses
 from .scalars import truncated_quotient
 from .segment import Graph, Val
 from .uniformity import varying_components
@@ -33,7 +33,7 @@ class Program:
 
     `function(pc, masked)` gives what runs from instruction `pc` to the next place where a warp may have to wait, or
     to the end of its block. It is called with the warp and the mask, and returns the next pc, a Wait (try again), a
-    runtime.Parting (lanes go different ways) or runtime.EXIT. Its attribute `length` counts instructions.
+    Parting (lanes go different ways) or runtime.EXIT. Its attribute `length` counts instructions.
 
     Attributes:
       kernel: the PTX kernel.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from ..errors import EmulationError
+from ..machine.warp import Parting
 
 
 class _Exit:
@@ -16,17 +16,6 @@ class _Exit:
 
 
 EXIT = _Exit()
-
-
-@dataclass(frozen=True, slots=True)
-class Parting:
-    """Lanes of a group go different ways and meet again at `meet`."""
-
-    taken: np.ndarray
-    others: np.ndarray
-    target: int
-    following: int
-    meet: int
 
 
 class Function(Protocol):

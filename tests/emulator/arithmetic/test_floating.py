@@ -12,7 +12,6 @@ from tests.emulator.arithmetic import reference
 from tests.emulator.arithmetic.reference import apply, assert_same_floats
 
 ROUNDINGS = ("rn", "rz", "rm", "rp")
-TINY = 2.0**-126
 
 
 def finite(*columns):

@@ -185,7 +185,7 @@ def _later_commit() -> Probe:
 _LOADED = 32
 
 
-def _loads(name: str, between: str, after: str, findings: frozenset[str], burst: int = 0) -> Probe:
+def _loads(name: str, between: str, after: str, findings: frozenset[str]) -> Probe:
     """Every warp loads D; then thread 0 lets an MMA overwrite it.
 
     `between` is what stands between the load and the barrier, `after` what follows the issue of the MMA.

@@ -44,10 +44,9 @@ def _init(nbytes: int) -> str:
 """
 
 
-def _copy_out(nbytes: int, offset: str = "mov.u64 %d7, 0;") -> str:
-    """The first bytes of the buffer to the array a1, behind the offset in %d7."""
+def _move(label: str, load: str, store: str, nbytes: int) -> str:
+    """A loop over words; %d6 and %r5 are where a word is in the array a1 (behind its start in %d7) and in the buffer."""
     return f"""
-    {offset}
     ld.param.u64 %d6, [a1];
     add.s64 %d6, %d6, %d7;
     mul.wide.u32 %d5, %r0, 4;
@@ -55,35 +54,29 @@ def _copy_out(nbytes: int, offset: str = "mov.u64 %d7, 0;") -> str:
     shl.b32 %r5, %r0, 2;
     add.u32 %r5, %r5, %r1;
     mov.u32 %r7, 0;
-    COPY: ld.shared.u32 %r6, [%r5];
-    st.global.u32 [%d6], %r6;
+    {label}: {load}
+    {store}
     add.u32 %r5, %r5, 128;
     add.s64 %d6, %d6, 128;
     add.u32 %r7, %r7, 128;
     setp.lt.u32 %p5, %r7, {nbytes};
-    @%p5 bra COPY;"""
+    @%p5 bra {label};"""
+
+
+def _copy_out(nbytes: int, offset: str = "mov.u64 %d7, 0;") -> str:
+    """The first bytes of the buffer to the array a1, behind the offset in %d7."""
+    return offset + _move("COPY", "ld.shared.u32 %r6, [%r5];", "st.global.u32 [%d6], %r6;", nbytes)
 
 
 def _copy_in(nbytes: int) -> str:
     """The array a1 to the first bytes of the buffer; %d1 is the tensor map a0, %p1 true in thread 0."""
-    return f"""
+    start = """
     mov.u32 %r0, %tid.x;
     mov.u32 %r1, buffer;
     setp.eq.u32 %p1, %r0, 0;
     mov.b64 %d1, a0;
-    ld.param.u64 %d6, [a1];
-    mul.wide.u32 %d5, %r0, 4;
-    add.s64 %d6, %d6, %d5;
-    shl.b32 %r5, %r0, 2;
-    add.u32 %r5, %r5, %r1;
-    mov.u32 %r7, 0;
-    FILL: ld.global.u32 %r6, [%d6];
-    st.shared.u32 [%r5], %r6;
-    add.u32 %r5, %r5, 128;
-    add.s64 %d6, %d6, 128;
-    add.u32 %r7, %r7, 128;
-    setp.lt.u32 %p5, %r7, {nbytes};
-    @%p5 bra FILL;"""
+    mov.u64 %d7, 0;"""
+    return start + _move("FILL", "ld.global.u32 %r6, [%d6];", "st.shared.u32 [%r5], %r6;", nbytes)
 
 
 def _run(body: str, parameters: str, arguments: list, **options):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cuda.emulator.errors import DescriptorFaultError, UnsupportedInstructionError
-from cuda.emulator.instructions.handler import Wait
+from cuda.emulator.machine.wait import Wait
 from tests.emulator.instructions.bench import Bench, run_handler, statement, vector
 from tests.emulator.tensor_core import layouts
 from tests.emulator.tensor_core.truncated_sums import truncated_sums

@@ -9,19 +9,19 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..checks.races import Actor, Monitor
-from ..errors import DeadlockError, EmulationError, Finding
-from ..instructions.handler import Wait
-from ..instructions.tcgen05_data import finish_stores
-from ..program.program import Program
-from ..program.runtime import EXIT, Parting
-from ..ptx.syntax import Instruction
-from ..tensor_map import TensorMap
-from .barriers import ThreadBarrier
-from .engines import Engines, Operation
-from .memory import GlobalMemory, SharedMemory
-from .tensor_memory import TensorMemory
-from .warp import Cta, Group, Warp
+from .checks.races import Actor, Monitor
+from .errors import DeadlockError, EmulationError, Finding
+from .instructions.tcgen05_data import finish_stores
+from .machine.barriers import ThreadBarrier
+from .machine.engines import Engines, Operation
+from .machine.memory import GlobalMemory, SharedMemory
+from .machine.tensor_memory import TensorMemory
+from .machine.wait import Wait
+from .machine.warp import Cta, Group, Parting, Warp
+from .program.program import Program
+from .program.runtime import EXIT
+from .ptx.syntax import Instruction
+from .tensor_map import TensorMap
 
 # A finding that repeats is counted, and kept once.
 _MAX_FINDINGS = 200

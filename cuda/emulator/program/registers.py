@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from ..errors import Finding
-from ..program.control_flow import ControlFlow
 from ..ptx.syntax import Address, Instruction, Kernel, Negated, Pair, Register, Vector
+from .control_flow import ControlFlow
 
 
 @dataclass(frozen=True)

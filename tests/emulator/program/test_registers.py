@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from cuda.emulator.checks.registers import early_uses
+from cuda.emulator.program.registers import early_uses
 from cuda.emulator.ptx.parser import parse
 from tests.emulator.text import module
 
