@@ -132,7 +132,7 @@ class Machine:
 
         Args:
           warp: that issues it.
-          engine: "tma", "tensor", "wgmma" or "copy".
+          engine: "tma", "tensor" or "copy".
           instruction: for reports.
           effect: called with the operation when it takes effect.
           stream: operations of equal streams take effect in order and know of each other; None for none.

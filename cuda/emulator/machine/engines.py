@@ -10,7 +10,7 @@ from ..checks.races import Actor
 from ..ptx.syntax import Instruction
 
 # The engines, each with a speed of its own in every schedule.
-ENGINES = ("tma", "tensor", "wgmma", "copy")
+ENGINES = ("tma", "tensor", "copy")
 _SPEEDS = (0.02, 0.3, 1.0, 5.0)
 _OUTLIER_RATE, _OUTLIER_FACTOR = 0.05, 10
 

@@ -45,7 +45,7 @@ def _init(nbytes: int) -> str:
 
 
 def _move(label: str, load: str, store: str, nbytes: int) -> str:
-    """A loop over words; %d6 and %r5 are where a word is in the array a1 (behind its start in %d7) and in the buffer."""
+    """A loop over words: %d6 is where one is in the array a1, from the offset in %d7 on, and %r5 in the buffer."""
     return f"""
     ld.param.u64 %d6, [a1];
     add.s64 %d6, %d6, %d7;
