@@ -27,20 +27,21 @@ def compile_target(target: str, out: pathlib.Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         # Read when the compiler is imported.
         os.environ |= {"CUTE_DSL_ARCH": target, "CUTE_DSL_KEEP": "ptx,cubin", "CUTE_DSL_DUMP_DIR": scratch}
-        ptx, cubin, shared_bytes = _compile()
+        ptx, cubin, shared_bytes = _compile(target)
     path = out / f"kernels.{target}.cubin"
     path.write_bytes(cubin)
     path.with_suffix(".ptx").write_text(ptx)
-    manifest = {"target": target, "kernels": _manifest(ptx, shared_bytes, _resources(path))}
+    manifest = {"target": target, "kernels": _manifest(target, ptx, shared_bytes, _resources(path))}
     path.with_suffix(".json").write_text(json.dumps(manifest, indent=1) + "\n")
 
 
-def _compile() -> tuple[str, bytes, dict[str, int]]:
+def _compile(target: str) -> tuple[str, bytes, dict[str, int]]:
     """PTX, cubin, and the shared memory of each kernel."""
     import cuda.bindings.driver as driver
     import cutlass
     import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_stream, make_ptr
+    from cutlass.experimental.cuda import create_tensor_map_tiled
     from kernels import catalog, shared
 
     shared_bytes = {}
@@ -49,14 +50,28 @@ def _compile() -> tuple[str, bytes, dict[str, int]]:
     def launch_all(
         stream: driver.CUstream, pointer: cute.Pointer, integer: cutlass.Int32, number: cutlass.Float32
     ) -> None:
-        values = {cutlass.Pointer: pointer.raw_ptr(), cutlass.Int32: integer, cutlass.Float32: number}
-        for variant in catalog.variants():
+        # Only the type of an argument counts here: the library makes its own tensor maps.
+        tensor_map = create_tensor_map_tiled(
+            global_address=pointer.toint(),
+            dtype=cutlass.Uint8,
+            global_dims=[16, 1],
+            global_strides=[1],
+            box_dims=[16, 1],
+        )
+        values = {
+            cutlass.Pointer: pointer.raw_ptr(),
+            cutlass.Int32: integer,
+            cutlass.Float32: number,
+            _tensor_map(): tensor_map,
+        }
+        for variant in catalog.variants(target):
             kernel = variant.function
             kernel.set_name_prefix(variant.name, remove_cutlass_symbol=True, keep_mangled_name=False)
             arguments = _arguments(kernel, values)
             with shared.counting() as count:
                 launcher = kernel(*arguments, *variant.constants.values())
-                launcher.launch(grid=(1, 1, 1), block=(variant.threads, 1, 1), stream=stream)
+                capped = {"min_blocks_per_mp": 1} if variant.capped else {}
+                launcher.launch(grid=(1, 1, 1), block=(variant.threads, 1, 1), stream=stream, **capped)
             shared_bytes[variant.name] = count[0]
 
     pointer = make_ptr(cutlass.Uint32, 0, cute.AddressSpace.gmem, assumed_align=16)
@@ -90,18 +105,28 @@ def _packaged(tool: str) -> str:
     raise FileNotFoundError(f"{tool}: not on the path; install the extra 'build'")
 
 
-def _manifest(ptx: str, shared_bytes: dict[str, int], resources: dict[str, dict[str, int]]) -> list[dict[str, Any]]:
+def _tensor_map() -> Any:
+    """The annotation of a tensor map."""
+    import cutlass
+    from cutlass.experimental.cuda import TensorMap
+
+    return cutlass.GridConstant[TensorMap]
+
+
+def _manifest(
+    target: str, ptx: str, shared_bytes: dict[str, int], resources: dict[str, dict[str, int]]
+) -> list[dict[str, Any]]:
     from kernels import catalog
 
     entries = re.findall(r"\.visible \.entry (\w+)\(", ptx)
     kernels = []
-    for variant, entry in zip(catalog.variants(), entries, strict=True):
+    for variant, entry in zip(catalog.variants(target), entries, strict=True):
         assert re.fullmatch(rf"{variant.name}_\d+", entry), (variant.name, entry)
         kernels.append(
             {
                 "name": variant.name,
                 "entry": entry,
-                "parameters": _parameter_list(variant.function),
+                "parameters": _parameter_list(variant),
                 "threads": variant.threads,
                 "shared_bytes": shared_bytes[variant.name],
                 **resources[entry],
@@ -110,12 +135,18 @@ def _manifest(ptx: str, shared_bytes: dict[str, int], resources: dict[str, dict[
     return kernels
 
 
-def _parameter_list(kernel: Any) -> str:
+def _parameter_list(variant: Any) -> str:
     """Names and types of the run-time parameters, in order."""
     import cutlass
 
     names = {cutlass.Pointer: "pointer", cutlass.Int32: "int32", cutlass.Float32: "float32"}
-    return ", ".join(f"{name}: {names[kind]}" for name, kind in _parameters(kernel).items() if kind in names)
+    parameters = []
+    for name, kind in _parameters(variant.function).items():
+        if name in variant.tensor_maps:
+            parameters.append(f"{name}: {variant.tensor_maps[name]}")
+        elif kind in names:
+            parameters.append(f"{name}: {names[kind]}")
+    return ", ".join(parameters)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,13 @@ usage: python tabulate.py build/native   (writes build/native/kernel_table.inc)
 
 import json
 import pathlib
+import re
 import sys
 from typing import Any
 
-_LETTERS = {"pointer": "p", "int32": "i", "float32": "f"}
+_LETTERS = {"pointer": "p", "int32": "i", "float32": "f", "tensor_map": "t"}
 _FROM_SOURCE = ("name", "entry", "parameters", "threads", "shared_bytes")
+_BITS = {"sm_90a": 1, "sm_100f": 2}
 
 
 def write_table(directory: pathlib.Path) -> None:
@@ -19,22 +21,27 @@ def write_table(directory: pathlib.Path) -> None:
       directory: Holds the manifests.
 
     Raises:
-      ValueError: If the targets differ in what a launch must know.
+      ValueError: If targets that have the same kernel differ in what a launch must know.
     """
-    manifests = [json.loads(path.read_text())["kernels"] for path in sorted(directory.glob("kernels.*.json"))]
-    launches = [[{key: kernel[key] for key in _FROM_SOURCE} for kernel in kernels] for kernels in manifests]
-    if any(other != launches[0] for other in launches[1:]):
-        raise ValueError("the manifests differ between targets in more than registers and stack")
-    rows = ",\n".join(_row(kernel) for kernel in launches[0])
+    launches: dict[str, dict[str, Any]] = {}
+    images: dict[str, int] = {}
+    for path in sorted(directory.glob("kernels.*.json")):
+        manifest = json.loads(path.read_text())
+        for kernel in manifest["kernels"]:
+            name, launch = kernel["name"], {key: kernel[key] for key in _FROM_SOURCE}
+            if launches.setdefault(name, launch) != launch:
+                raise ValueError(f"{name}: the manifests differ between targets in more than registers and stack")
+            images[name] = images.get(name, 0) | _BITS[manifest["target"]]
+    rows = ",\n".join(_row(kernel, images[name]) for name, kernel in launches.items())
     text = f"namespace fp4attn {{\nnamespace {{\nconstexpr Kernel kKernels[] = {{\n{rows},\n}};\n}}\n}}\n"
     (directory / "kernel_table.inc").write_text(text)
 
 
-def _row(kernel: dict[str, Any]) -> str:
-    signature = "".join(_LETTERS[parameter.split(": ")[1]] for parameter in kernel["parameters"].split(", "))
-    return (
-        f'    {{"{kernel["name"]}", "{kernel["entry"]}", "{signature}", {kernel["threads"]}, {kernel["shared_bytes"]}}}'
-    )
+def _row(kernel: dict[str, Any], images: int) -> str:
+    kinds = re.findall(r"\w+: (\w+)", kernel["parameters"])
+    signature = "".join(_LETTERS[kind] for kind in kinds)
+    launch = f'"{kernel["name"]}", "{kernel["entry"]}", "{signature}", {kernel["threads"]}, {kernel["shared_bytes"]}'
+    return f"    {{{launch}, {images}}}"
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ Denominator = Literal["represented", "unquantized", "sampled"]
 Backward = Literal["fp8", "bf16"]
 BackwardQK = Literal["source", "represented"]
 OutputGradientScale = Literal["unit", "amax"]
-DQAccumulation = Literal["float32", "bfloat16_per_tile"]
+DQAccumulation = Literal["float32", "float32_ordered", "bfloat16_per_tile"]
 
 # A stored scale byte is lowered by the shift and the working score by the margin; both must fit in E8M0's range.
 _MAX_MARGIN_PLUS_SHIFT = 126
@@ -67,7 +67,8 @@ class Recipe:
       output_gradient_scale: ``"amax"`` multiplies dO by a power of two that brings its largest magnitude, for each
         batch entry and key/value head, into [1, 2) before quantisation (and undoes it); ``"unit"`` takes dO as it
         comes, which needs a loss scale.
-      dq_accumulation: ``"float32"``, or ``"bfloat16_per_tile"``: rounded at every key tile, as reduce-adds do.
+      dq_accumulation: ``"float32"``, on a GPU in another order in every run; ``"float32_ordered"``, always in the same
+        order; or ``"bfloat16_per_tile"``: rounded at every key tile, as reduce-adds do.
 
     Raises:
       ValueError: If fields do not go together; the message says why.

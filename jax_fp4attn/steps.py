@@ -20,7 +20,7 @@ from jax_fp4attn import native, reference
 from jax_fp4attn.config import OperatorConfig, Visibility
 from jax_fp4attn.formats import BlockScaled, round_to_bfloat16
 from jax_fp4attn.reference import BackwardOperands, Gradients, Operands, RowOperands, TrainingOperands
-from jax_fp4attn.reference.tiles import key_order
+from jax_fp4attn.reference.tiles import KEY_TILE, key_order, padded_queries
 
 
 def quantize(
@@ -71,9 +71,42 @@ def forward(
 
     lengths = {"num_keys": num_keys, "head_size": head_size}
     result: tuple[jax.Array, jax.Array] = _run(
-        "forward", config, head_size, lengths, function, operands, bias, visibility
+        "forward",
+        config,
+        head_size,
+        lengths,
+        function,
+        operands,
+        bias,
+        visibility,
+        kernel_arguments=(_slot_order(config, num_keys),),
+        workspace=expanded_operands(config, operands),
     )
     return result
+
+
+def expanded_operands(config: OperatorConfig, operands: Operands) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """What key and value are expanded to on their way into the tensor cores.
+
+    Args:
+      config: Static arguments.
+      operands: As they are stored.
+
+    Returns:
+      Key, float16 [B, K, S', H']; of MXFP4 values also E5M2 bytes [B, K, H', S'] and an int32 exponent of each tile,
+      [B, K, S'/128].
+    """
+    b, k, slots, h = operands.key.shape
+    key = jax.ShapeDtypeStruct((b, k, slots, h), jnp.float16)
+    if config.recipe.v_format != "mxfp4":
+        return (key,)
+    value = jax.ShapeDtypeStruct((b, k, h, slots), jnp.uint8)
+    return key, value, jax.ShapeDtypeStruct((b, k, slots // KEY_TILE), jnp.int32)
+
+
+def _slot_order(config: OperatorConfig, num_keys: int) -> np.ndarray | None:
+    order = key_order(config.recipe, num_keys)
+    return None if order is None else order.astype(np.int32)
 
 
 def partial_forward(
@@ -139,8 +172,21 @@ def backward(
 
     lengths = {"num_keys": num_keys, "head_size": head_size}
     arguments = (operands, rows, lse, gradient_scale, bias, visibility)
-    result: Gradients = _run("backward", config, head_size, lengths, function, *arguments)
+    workspace = _backward_workspace(config, operands)
+    result: Gradients = _run("backward", config, head_size, lengths, function, *arguments, workspace=workspace)
     return result
+
+
+def _backward_workspace(config: OperatorConfig, operands: BackwardOperands) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Query and key as float16, what is known of rows of 64 queries, and unless dQ has an order its float32 sums."""
+    b, n, t, h = operands.score_query.shape
+    rows = padded_queries(t)
+    query = jax.ShapeDtypeStruct((b, n, rows, h), jnp.float16)
+    key = jax.ShapeDtypeStruct(operands.score_key.shape, jnp.float16)
+    statistics = jax.ShapeDtypeStruct((b, n, rows // 64, 2, 64), jnp.float32)
+    if config.recipe.dq_accumulation == "float32_ordered":
+        return query, key, statistics
+    return query, key, statistics, jax.ShapeDtypeStruct((b, n, rows, h), jnp.float32)
 
 
 def partial_gradients(
@@ -194,8 +240,7 @@ def _quantize(
     if sequence_axis is not None and config.recipe.qk_tensor_scale == "amax":
         operands = function(*arguments)  # The amax is a maximum over shards, which no custom call takes.
     else:
-        order = key_order(config.recipe, key.shape[1])
-        order = None if order is None else order.astype(np.int32)
+        order = _slot_order(config, key.shape[1])
         operands = _run(step, config, query.shape[3], {}, function, *arguments, kernel_arguments=(order,))
     return operands if config.context is None else _each_block_scaled(BlockScaled.in_rows, operands)
 
@@ -215,8 +260,12 @@ def _run(
     function: Callable[..., Any],
     *arguments: Any,
     kernel_arguments: tuple[Any, ...] = (),
+    workspace: tuple[jax.ShapeDtypeStruct, ...] = (),
 ) -> Any:
-    """Runs a step by the implementation of the call; ``kernel_arguments`` are further ones of the custom call."""
+    """Runs a step by the implementation of the call.
+
+    The custom call takes ``kernel_arguments`` besides, and its kernels work in arrays like ``workspace``.
+    """
     if config.implementation == "reference":
         return function(*arguments)
     batch = jax.tree.leaves(arguments)[0].shape[0]
@@ -229,7 +278,7 @@ def _run(
 
     def custom_call(*arguments: Any) -> Any:
         arguments = _each_block_scaled(BlockScaled.in_pages, arguments)
-        return native.call(step, config, lengths, results, *arguments, *kernel_arguments)
+        return native.call(step, config, lengths, results, *arguments, *kernel_arguments, workspace=workspace)
 
     if config.implementation == "cuda":
         return lax.platform_dependent(*arguments, cuda=custom_call)

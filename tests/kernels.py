@@ -11,11 +11,12 @@ from jax_fp4attn.native import calls, coverage
 
 @contextlib.contextmanager
 def for_steps(*steps: str) -> Iterator[None]:
-    """Lets these steps, and no others, have kernels."""
+    """Lets these steps, and no others, have kernels, and these on every GPU."""
     # JAX does not know that what was traced before depends on it.
     jax.clear_caches()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(coverage, "STEPS_WITH_KERNELS", frozenset(steps))
+        patch.setattr(coverage, "STEPS_FOR_HOPPER_ALONE", frozenset())
         yield
     jax.clear_caches()
 

@@ -52,8 +52,8 @@ def test_names_are_tried_in_order(names, selected):
 
 
 def test_a_step_without_a_kernel_is_a_reason_against_cuda_alone():
-    message = "cuda: there is no kernel for the step 'forward' yet"
-    with cross_compile((9, 0)):
+    message = "cuda: there is no kernel for the step 'forward' on compute capability 10.0 yet"
+    with cross_compile((10, 0)):
         assert select(("cuda", "reference")) == "cuda or reference"
         with pytest.raises(NotImplementedError, match=message):
             select("cuda")
@@ -61,6 +61,14 @@ def test_a_step_without_a_kernel_is_a_reason_against_cuda_alone():
             select("cuda", head_size=80)
         with pytest.raises(NotImplementedError, match="cuda: there is no kernel for qk_format='bf16'"):
             select("cuda", recipes.bf16)
+
+
+def test_on_hopper_the_forward_has_kernels():
+    with cross_compile((9, 0)):
+        for recipe in (recipes.train, recipes.square, recipes.accurate):
+            assert select("cuda", recipe) == "cuda"
+        with pytest.raises(NotImplementedError, match="cuda: there is no kernel for code_map=MapSchedule"):
+            select("cuda", recipes.two_piece)
 
 
 def test_dense_scores_are_for_the_reference():

@@ -22,7 +22,9 @@ from tests.custom_calls import calls, lower, targets
 from tests.meshes import gradients, one_device
 
 QUANTIZE, TRAIN = "jax_fp4attn_quantize_v1", "jax_fp4attn_quantize_for_training_v1"
-ROW_OPERANDS = "jax_fp4attn_row_operands_v1"
+FORWARD, ROW_OPERANDS = "jax_fp4attn_forward_v1", "jax_fp4attn_row_operands_v1"
+BACKWARD = "jax_fp4attn_backward_v1"
+HOPPER, BLACKWELL = (9, 0), (10, 0)
 
 REPRESENTED = dataclasses.replace(recipes.train, name="represented", backward_qk="represented")
 BEST_L2 = dataclasses.replace(recipes.square, name="best_l2", v_exponent_rule="best_l2")
@@ -38,10 +40,13 @@ def attend(recipe=recipes.train, implementation=None):
     return functools.partial(jax_fp4attn.attention, is_causal=True, recipe=recipe, implementation=implementation)
 
 
-def forward_and_backward(recipe, head_size=64):
+def forward_and_backward(recipe, head_size, capability):
     """Targets of the forward alone, and of the forward with the backward."""
-    query, key, value, d_out = shaped(head_size)
-    programs = lower(attend(recipe), query, key, value), lower(gradients(attend(recipe)), query, key, value, d_out)
+    *inputs, d_out = shaped(head_size)
+    programs = (
+        lower(attend(recipe), *inputs, capability=capability),
+        lower(gradients(attend(recipe)), *inputs, d_out, capability=capability),
+    )
     return tuple(targets(program) for program in programs)
 
 
@@ -49,12 +54,15 @@ class TestWithoutAName:
     @pytest.mark.parametrize(
         ("recipe", "head_size", "forward", "backward"),
         [
-            (recipes.train, 64, [QUANTIZE], [TRAIN, ROW_OPERANDS]),
-            (recipes.train, 128, [QUANTIZE], [TRAIN, ROW_OPERANDS]),
-            (recipes.accurate, 64, [QUANTIZE], [TRAIN, ROW_OPERANDS]),
-            (REPRESENTED, 64, [QUANTIZE], [ROW_OPERANDS]),
-            (BEST_L2, 64, [], [ROW_OPERANDS]),
-            (recipes.nvfp4_pv, 64, [], [ROW_OPERANDS]),
+            (recipes.train, 64, [QUANTIZE, FORWARD], [TRAIN, FORWARD, ROW_OPERANDS, BACKWARD]),
+            (recipes.train, 128, [QUANTIZE, FORWARD], [TRAIN, FORWARD, ROW_OPERANDS, BACKWARD]),
+            (recipes.square, 128, [QUANTIZE, FORWARD], [TRAIN, FORWARD, ROW_OPERANDS, BACKWARD]),
+            (recipes.accurate, 64, [QUANTIZE, FORWARD], [TRAIN, FORWARD, ROW_OPERANDS, BACKWARD]),
+            (recipes.two_piece, 64, [QUANTIZE], [TRAIN, ROW_OPERANDS, BACKWARD]),
+            (recipes.train_unit_gradient_scale, 64, [QUANTIZE, FORWARD], [TRAIN, FORWARD, ROW_OPERANDS]),
+            (REPRESENTED, 64, [QUANTIZE, FORWARD], [FORWARD, ROW_OPERANDS]),
+            (BEST_L2, 64, [FORWARD], [FORWARD, ROW_OPERANDS, BACKWARD]),
+            (recipes.nvfp4_pv, 64, [], [ROW_OPERANDS, BACKWARD]),
             (recipes.bf16, 64, [], []),
             (recipes.train, 80, [], []),
             (recipes.train, 256, [], []),
@@ -62,7 +70,9 @@ class TestWithoutAName:
         ids=lambda x: getattr(x, "name", x) if not isinstance(x, list) else "",
     )
     def test_steps_with_a_kernel_are_custom_calls(self, recipe, head_size, forward, backward):
-        assert forward_and_backward(recipe, head_size) == (forward, backward)
+        assert forward_and_backward(recipe, head_size, HOPPER) == (forward, backward)
+        for_both = [[target for target in found if target not in (FORWARD, BACKWARD)] for found in (forward, backward)]
+        assert forward_and_backward(recipe, head_size, BLACKWELL) == tuple(for_both)
 
     def test_batches_beyond_the_grid_are_the_reference(self):
         x = jax.ShapeDtypeStruct((65536, 1, 1, 64), jnp.bfloat16)
@@ -101,7 +111,16 @@ class TestInsistedOn:
 
     def test_a_step_of_the_forward_without_a_kernel(self):
         *inputs, _ = shaped()
-        self.refuses(attend(implementation="cuda"), *inputs, reason="there is no kernel for the step 'forward' yet")
+        reason = "there is no kernel for the step 'forward' on compute capability 10.0 yet"
+        self.refuses(attend(implementation="cuda"), *inputs, reason=reason)
+
+    def test_on_hopper_everything_is_kernels(self):
+        *inputs, d_out = shaped()
+        forward = lower(attend(implementation="cuda"), *inputs, capability=HOPPER)
+        backward = lower(gradients(attend(implementation="cuda")), *inputs, d_out, capability=HOPPER)
+        assert targets(forward) == [QUANTIZE, FORWARD]
+        assert targets(backward) == [TRAIN, FORWARD, ROW_OPERANDS, BACKWARD]
+        assert "dot_general" not in forward + backward
 
     @pytest.mark.parametrize(
         ("recipe", "head_size", "reason"),
@@ -122,14 +141,14 @@ class TestInsistedOn:
         existing = {"quantize", "quantize_for_training", "forward", "row_operands", "backward"} - {lacking}
         *inputs, d_out = shaped()
         with kernels.for_steps(*existing):
-            assert targets(lower(attend(implementation="cuda"), *inputs)) == [QUANTIZE, "jax_fp4attn_forward_v1"]
+            assert targets(lower(attend(implementation="cuda"), *inputs)) == [QUANTIZE, FORWARD]
             function = gradients(attend(implementation="cuda"))
             self.refuses(function, *inputs, d_out, reason=f"there is no kernel for the step '{lacking}' yet; use None")
 
     def test_a_choice_of_the_backward_without_a_kernel(self):
         *inputs, d_out = shaped()
         with kernels.for_steps("quantize", "quantize_for_training", "forward", "row_operands", "backward"):
-            assert targets(lower(attend(REPRESENTED, "cuda"), *inputs)) == [QUANTIZE, "jax_fp4attn_forward_v1"]
+            assert targets(lower(attend(REPRESENTED, "cuda"), *inputs)) == [QUANTIZE, FORWARD]
             reason = "there is no kernel for backward_qk='represented'; use None or 'reference'"
             self.refuses(gradients(attend(REPRESENTED, "cuda")), *inputs, d_out, reason=reason)
 
@@ -143,9 +162,9 @@ class TestOperands:
 
     def test_types_do_not_depend_on_the_width_of_numbers(self):
         for recipe in (recipes.train, recipes.accurate):
-            narrow = calls(lower(gradients(attend(recipe)), *shaped()))
+            narrow = calls(lower(gradients(attend(recipe)), *shaped(), capability=HOPPER))
             with jax.enable_x64(True):
-                wide = calls(lower(gradients(attend(recipe)), *shaped()))
+                wide = calls(lower(gradients(attend(recipe)), *shaped(), capability=HOPPER))
             assert wide == narrow
 
     @pytest.mark.parametrize(
@@ -161,6 +180,13 @@ class TestOperands:
             _, _, operands, _ = calls(program)[0]
             assert operands[3:] == [f"{num_keys}xi32"]
             assert last_operand_of_first_call(program) == key_order(recipe, num_keys).tolist()
+
+    def test_the_forward_takes_the_key_of_each_slot_too(self):
+        *inputs, _ = shaped(num_keys=90)
+        (_, _, _, quantized), (target, _, operands, _) = calls(
+            lower(attend(recipes.accurate), *inputs, capability=HOPPER)
+        )
+        assert (target, operands) == (FORWARD, [*quantized, "90xi32"])
 
     @pytest.mark.parametrize(
         "recipe", [recipes.train, recipes.square, recipes.causal_mxfp4], ids=lambda recipe: recipe.name

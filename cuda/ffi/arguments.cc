@@ -14,6 +14,8 @@ const char* Name(ffi::DataType dtype) {
       return "uint8";
     case ffi::DataType::S32:
       return "int32";
+    case ffi::DataType::F16:
+      return "float16";
     case ffi::DataType::F32:
       return "float32";
     case ffi::DataType::BF16:

@@ -37,6 +37,7 @@ Opened Open() {
   Load(handle, "cuLaunchKernelEx", driver.launch_kernel, opened.error);
   Load(handle, "cuLibraryGetKernel", driver.library_get_kernel, opened.error);
   Load(handle, "cuLibraryLoadData", driver.library_load_data, opened.error);
+  Load(handle, "cuTensorMapEncodeTiled", driver.tensor_map_encode_tiled, opened.error);
   return opened;
 }
 

@@ -13,6 +13,7 @@ struct Driver {
   decltype(&cuLaunchKernelEx) launch_kernel;
   decltype(&cuLibraryGetKernel) library_get_kernel;
   decltype(&cuLibraryLoadData) library_load_data;
+  decltype(&cuTensorMapEncodeTiled) tensor_map_encode_tiled;
 
   // Throws a Failure that says what is missing.
   static const Driver& Get();

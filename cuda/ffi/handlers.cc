@@ -40,7 +40,9 @@ ffi::Error Initialize(ffi::RemainingArgs, ffi::RemainingRets, ffi::Dictionary) {
 #pragma GCC visibility push(default)
 FP4ATTN_HANDLER(jax_fp4attn_quantize_v1, Quantize);
 FP4ATTN_HANDLER(jax_fp4attn_quantize_for_training_v1, QuantizeForTraining);
+FP4ATTN_HANDLER(jax_fp4attn_forward_v1, Forward);
 FP4ATTN_HANDLER(jax_fp4attn_row_operands_v1, RowOperands);
+FP4ATTN_HANDLER(jax_fp4attn_backward_v1, Backward);
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jax_fp4attn_initialize, Initialize,
                               ffi::Ffi::BindInitialize().RemainingArgs().RemainingRets().Attrs());

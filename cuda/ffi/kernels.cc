@@ -15,6 +15,7 @@ struct Kernel {
   const char* signature;
   uint32_t threads;
   uint32_t shared_bytes;
+  uint32_t images;  // that have it, a bit for each
 };
 }  // namespace
 }  // namespace fp4attn
@@ -31,6 +32,14 @@ FP4ATTN_IMAGE(fp4attn_image_sm_100f, FP4ATTN_IMAGES "/kernels.sm_100f.cubin");
 namespace fp4attn {
 namespace {
 
+// The bits of the images in the table.
+constexpr uint32_t kSm90a = 1, kSm100f = 2;
+
+struct Image {
+  const unsigned char* bytes;
+  uint32_t bit;
+};
+
 // Up to this much shared memory a kernel needs no attribute.
 constexpr uint32_t kSharedBytesWithoutAttribute = 48 << 10;
 
@@ -40,14 +49,14 @@ CUdevice CurrentDevice(const Driver& driver) {
   return device;
 }
 
-const unsigned char* ImageFor(const Driver& driver, CUdevice device) {
+Image ImageFor(const Driver& driver, CUdevice device) {
   int major = 0, minor = 0;
   driver.Check(driver.device_get_attribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device),
                "cuDeviceGetAttribute");
   driver.Check(driver.device_get_attribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device),
                "cuDeviceGetAttribute");
-  if (major == 9 && minor == 0) return fp4attn_image_sm_90a;
-  if (major == 10 && (minor == 0 || minor == 3)) return fp4attn_image_sm_100f;
+  if (major == 9 && minor == 0) return {fp4attn_image_sm_90a, kSm90a};
+  if (major == 10 && (minor == 0 || minor == 3)) return {fp4attn_image_sm_100f, kSm100f};
   Fail(ffi::ErrorCode::kInvalidArgument, "expected a GPU of compute capability 9.0, 10.0 or 10.3, got ", major, ".",
        minor, "; use implementation='reference'");
 }
@@ -91,19 +100,20 @@ class Library {
     return kernels;
   }
 
-  Kernels& Load(const Driver& driver, const unsigned char* image) {
-    auto loaded = images_.find(image);
+  Kernels& Load(const Driver& driver, Image image) {
+    auto loaded = images_.find(image.bytes);
     if (loaded != images_.end()) return loaded->second;
     CUlibrary library;
-    driver.Check(driver.library_load_data(&library, image, nullptr, nullptr, 0, nullptr, nullptr, 0),
+    driver.Check(driver.library_load_data(&library, image.bytes, nullptr, nullptr, 0, nullptr, nullptr, 0),
                  "cuLibraryLoadData");
     Kernels kernels;
     for (const Kernel& kernel : kKernels) {
+      if ((kernel.images & image.bit) == 0) continue;
       CUkernel handle;
       driver.Check(driver.library_get_kernel(&handle, library, kernel.entry), "cuLibraryGetKernel");
       kernels[kernel.name] = {&kernel, handle};
     }
-    return images_[image] = std::move(kernels);
+    return images_[image.bytes] = std::move(kernels);
   }
 
   std::mutex mutex_;
@@ -112,6 +122,14 @@ class Library {
 };
 
 }  // namespace
+
+int32_t Multiprocessors() {
+  const Driver& driver = Driver::Get();
+  int count = 0;
+  driver.Check(driver.device_get_attribute(&count, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, CurrentDevice(driver)),
+               "cuDeviceGetAttribute");
+  return count;
+}
 
 void LoadKernels() { Library::Get().PrepareCurrentDevice(Driver::Get()); }
 

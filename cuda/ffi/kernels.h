@@ -23,15 +23,19 @@ namespace internal {
 inline char Letter(const void*) { return 'p'; }
 inline char Letter(int32_t) { return 'i'; }
 inline char Letter(float) { return 'f'; }
+inline char Letter(const CUtensorMap&) { return 't'; }
 
 void Launch(CUstream stream, std::string_view name, Grid grid, std::string_view signature, void** parameters);
 
 }  // namespace internal
 
-// Launches a kernel of the manifest. Pointers, int32 and float32 are passed as they are, and must be those of its
+// Multiprocessors of the current device.
+int32_t Multiprocessors();
+
+// Launches a kernel of the manifest. Pointers, int32, float32 and tensor maps are passed as they are, and must be those of its
 // signature. An empty grid launches nothing.
 template <typename... Parameters>
-void Launch(CUstream stream, const std::string& name, Grid grid, Parameters... parameters) {
+void Launch(CUstream stream, const std::string& name, Grid grid, const Parameters&... parameters) {
   const std::array<char, sizeof...(Parameters)> signature = {internal::Letter(parameters)...};
   void* addresses[] = {const_cast<void*>(static_cast<const void*>(&parameters))...};
   internal::Launch(stream, name, grid, std::string_view(signature.data(), signature.size()), addresses);

@@ -13,6 +13,8 @@ namespace ffi = xla::ffi;
 void Quantize(CUstream stream, ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary attributes);
 void QuantizeForTraining(CUstream stream, ffi::RemainingArgs operands, ffi::RemainingRets results,
                          ffi::Dictionary attributes);
+void Forward(CUstream stream, ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary attributes);
+void Backward(CUstream stream, ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary attributes);
 void RowOperands(CUstream stream, ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary attributes);
 
 }  // namespace fp4attn

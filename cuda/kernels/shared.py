@@ -9,15 +9,16 @@ from kernels.words import Uint32
 _counts: list[int] = []
 
 
-def words(count: int) -> cutlass.Array:
-    """Words of shared memory, aligned to 16 bytes.
+def words(count: int, alignment: int = 16) -> cutlass.Array:
+    """Words of shared memory.
 
     Args:
-      count: Their number, a multiple of 4.
+      count: Their number, which fills whole units of the alignment.
+      alignment: Bytes; what is aligned more comes first.
     """
-    assert count % 4 == 0
+    assert 4 * count % alignment == 0 and _counts[-1] % alignment == 0
     _counts[-1] += 4 * count
-    return cutlass.Array(Uint32, count, space=cutlass.AddressSpace.smem, alignment=16)
+    return cutlass.Array(Uint32, count, space=cutlass.AddressSpace.smem, alignment=alignment)
 
 
 @contextlib.contextmanager

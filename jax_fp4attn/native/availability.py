@@ -58,6 +58,13 @@ def local_gpus() -> dict[str, ComputeCapability]:
     return {str(device): _capability(device) for device in devices}
 
 
+def capabilities() -> set[ComputeCapability]:
+    """Compute capabilities of the GPUs that programs are traced for, without those that no kernel runs on."""
+    if is_cross_compiling():
+        return {_cross_compiling.value}
+    return set(local_gpus().values()) & set(COMPUTE_CAPABILITIES)
+
+
 def why_unavailable() -> str | None:
     """The reason why no native call can be traced here, or None."""
     if is_cross_compiling():

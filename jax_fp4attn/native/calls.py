@@ -2,9 +2,10 @@
 
 Target names end in the version of their contract; a change of operands, results, attributes or their meaning makes a
 new version. Operands are the array arguments of the step in order, those that are None left out; results are those of
-the reference, in order. Attributes say which operands are there.
+the reference, in order, and then the memory that the kernels work in. Attributes say which operands are there.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -27,7 +28,7 @@ STEPS = (
     "partial_gradients",
 )
 
-STEPS_WITH_HANDLERS = ("quantize", "quantize_for_training", "row_operands")
+STEPS_WITH_HANDLERS = ("quantize", "quantize_for_training", "forward", "row_operands", "backward")
 
 
 def target_name(step: str) -> str:
@@ -62,7 +63,14 @@ def register() -> None:
         library.register(target_name(step))
 
 
-def call(step: str, config: OperatorConfig, lengths: dict[str, int], results: Any, *arguments: Any) -> Any:
+def call(
+    step: str,
+    config: OperatorConfig,
+    lengths: dict[str, int],
+    results: Any,
+    *arguments: Any,
+    workspace: Sequence[jax.ShapeDtypeStruct] = (),
+) -> Any:
     """A step as a custom call.
 
     Args:
@@ -71,12 +79,13 @@ def call(step: str, config: OperatorConfig, lengths: dict[str, int], results: An
       lengths: Further static numbers of the step.
       results: The reference's results, a pytree of shapes with their types.
       *arguments: The step's array arguments, pytrees.
+      workspace: Arrays that the kernels work in.
 
     Returns:
       The results, a pytree like ``results``.
     """
     leaves, structure = jax.tree.flatten(results)
-    leaves = [_placed(leaf) for leaf in leaves]
+    buffers = [_placed(leaf) for leaf in (*leaves, *(_like(leaves[0], buffer) for buffer in workspace))]
     attributes = {
         "scale": np.float32(config.scale),
         "is_causal": config.is_causal,
@@ -88,8 +97,19 @@ def call(step: str, config: OperatorConfig, lengths: dict[str, int], results: An
     }
     if not availability.is_cross_compiling():
         library.register(target_name(step))
-    outputs = jax.ffi.ffi_call(target_name(step), leaves)(*jax.tree.leaves(arguments), **attributes)
-    return jax.tree.unflatten(structure, outputs)
+    outputs = jax.ffi.ffi_call(target_name(step), buffers)(*jax.tree.leaves(arguments), **attributes)
+    return jax.tree.unflatten(structure, outputs[: len(leaves)])
+
+
+def _like(result: jax.ShapeDtypeStruct, buffer: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """A buffer that varies over the mesh axes over which a result varies."""
+    kind = _axis_type(result)
+    return jax.ShapeDtypeStruct(buffer.shape, buffer.dtype, **{kind: getattr(result, kind)})
+
+
+def _axis_type(result: jax.ShapeDtypeStruct) -> str:
+    """The attribute that says over which manual mesh axes an array varies, which has another name before JAX 0.10."""
+    return "manual_axis_type" if hasattr(result, "manual_axis_type") else "vma"
 
 
 def _placed(result: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -98,8 +118,7 @@ def _placed(result: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     if mesh.empty or result.sharding is not None:
         return result
     sharding = NamedSharding(mesh, PartitionSpec())
-    # The attribute has another name in JAX before 0.10.
-    kind = "manual_axis_type" if hasattr(result, "manual_axis_type") else "vma"
+    kind = _axis_type(result)
     return jax.ShapeDtypeStruct(result.shape, result.dtype, sharding=sharding, **{kind: getattr(result, kind)})
 
 

@@ -4,17 +4,23 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from jax_fp4attn.code_map import Affine, Exponential, MapSchedule, SignedSquare, uniform, with_exponential
+from jax_fp4attn.native.availability import ComputeCapability, capabilities
 from jax_fp4attn.native.calls import STEPS, STEPS_WITH_HANDLERS
 from jax_fp4attn.recipe import Recipe
 
 STEPS_WITH_KERNELS = frozenset(STEPS_WITH_HANDLERS)
+STEPS_FOR_HOPPER_ALONE = frozenset({"forward", "backward"})
+"""Those of them that have none for other GPUs."""
+
+_HOPPER: ComputeCapability = (9, 0)
 
 HEAD_SIZES = (64, 128)
 MAX_BATCH = 65535  # a dimension of the grid
 
 
 def missing_kernel(step: str, recipe: Recipe, head_size: int, batch: int = 1) -> str | None:
-    """Why a step has no kernel.
+    """Why a step has no kernel for one of the GPUs that programs are traced for.
 
     Args:
       step: One of :data:`jax_fp4attn.native.calls.STEPS`.
@@ -35,6 +41,10 @@ def missing_kernel(step: str, recipe: Recipe, head_size: int, batch: int = 1) ->
     assert step in STEPS, step
     if step not in STEPS_WITH_KERNELS:
         return f"there is no kernel for the step {step!r} yet"
+    others = capabilities() - {_HOPPER} if step in STEPS_FOR_HOPPER_ALONE else set()
+    if others:
+        major, minor = min(others)
+        return f"there is no kernel for the step {step!r} on compute capability {major}.{minor} yet"
     if isinstance(batch, int) and batch > MAX_BATCH:
         return f"there are kernels for batches of at most {MAX_BATCH}, not {batch}"
     return next(_obstacles(step, recipe, head_size), None)
@@ -48,8 +58,16 @@ def _obstacles(step: str, recipe: Recipe, head_size: int) -> Iterator[str]:
         return
     yield from _other_than(recipe, "qk_format", "nvfp4")
     yield from _other_than(recipe, "qk_tensor_scale", "unit")
-    yield from _other_than(recipe, "qk_scale_fold", "none", "k64_mse")
+    if step == "backward":
+        yield from _other_than(recipe, "backward", "fp8")
+        yield from _other_than(recipe, "backward_qk", "source")
+        yield from _other_than(recipe, "dq_accumulation", "float32", "float32_ordered")
+        return
     yield from _other_than(recipe, "v_format", "mxfp4", "e4m3")
+    if step == "forward":
+        yield from _probabilities(recipe)
+        return
+    yield from _other_than(recipe, "qk_scale_fold", "none", "k64_mse")
     rule = recipe.v_exponent_rule
     inexact = isinstance(rule, float) and float(np.float32(rule)) != rule
     if recipe.v_format == "mxfp4" and (rule == "best_l2" or inexact):
@@ -59,6 +77,33 @@ def _obstacles(step: str, recipe: Recipe, head_size: int) -> Iterator[str]:
         yield from _other_than(recipe, "backward_qk", "source")
 
 
-def _other_than(recipe: Recipe, field: str, *choices: str) -> Iterator[str]:
+def _probabilities(recipe: Recipe) -> Iterator[str]:
+    """What stands against the ways of making probabilities that the forward has."""
+    if recipe.p_format != "mxfp4":
+        yield from _other_than(recipe, "denominator", "unquantized")
+        return
+    yield from _other_than(recipe, "denominator", "represented")
+    if recipe.p_exponent_rule == "ceil":
+        yield f"there is no kernel for p_exponent_rule={recipe.p_exponent_rule!r}"
+    assert recipe.code_map is not None
+    anchored = recipe.row_reference == "anchor"
+    if anchored:
+        yield from _other_than(recipe, "anchor_keys", 32)
+    if not (_is_mixed(recipe.code_map) if anchored else _is_simple(recipe.code_map)):
+        yield f"there is no kernel for code_map={recipe.code_map!r} with row_reference={recipe.row_reference!r}"
+
+
+def _is_simple(schedule: MapSchedule) -> bool:
+    code_map = schedule.quarters[0]
+    return schedule == uniform(code_map) and isinstance(code_map, Affine | SignedSquare | Exponential)
+
+
+def _is_mixed(schedule: MapSchedule) -> bool:
+    """Whether it is an affine map with the exponential on the published quarter of the pairs."""
+    code_map = schedule.quarters[0]
+    return isinstance(code_map, Affine) and schedule == with_exponential(code_map, (1, 1, 1, 1))
+
+
+def _other_than(recipe: Recipe, field: str, *choices: str | int) -> Iterator[str]:
     if getattr(recipe, field) not in choices:
         yield f"there is no kernel for {field}={getattr(recipe, field)!r}"

@@ -61,8 +61,8 @@ def info(recipe: Recipe | None = None, head_size: int = 128) -> Info:
 
     Example:
       >>> from jax_fp4attn import native
-      >>> native.info().steps["forward"]
-      "there is no kernel for the step 'forward' yet"
+      >>> native.info().steps["partial_forward"]
+      "there is no kernel for the step 'partial_forward' yet"
     """
     recipe = recipes.train if recipe is None else recipe
     loaded = library.load()

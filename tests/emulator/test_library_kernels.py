@@ -1,4 +1,4 @@
-"""The library's own kernels on the emulator: no findings, and the same bytes for Hopper and for Blackwell."""
+"""The library's quantising kernels on the emulator: no findings, and the same bytes for Hopper and for Blackwell."""
 
 import pathlib
 

@@ -66,3 +66,11 @@ def test_the_library_s_own_manifest():
         "int32",
         "float32",
     }
+
+
+def test_tensor_maps_of_the_library_s_own_manifest():
+    kernels = read_manifest("cuda/manifest/kernels.sm_90a.json")
+    for head_size in (64, 128):
+        parameters = kernels[f"forward_h{head_size}_e4m3"].parameters
+        assert parameters["key_map"] == "tensor_map(f16, 64x128, 128B)"
+        assert parameters["value_map"] == f"tensor_map(u8, 128x{head_size}, 128B)"

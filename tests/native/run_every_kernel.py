@@ -3,6 +3,8 @@
 Usage: python -m tests.native.run_every_kernel
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,11 +27,13 @@ def main() -> None:
             jnp.asarray(rng.standard_normal((BATCH, *shape, head_size)), jnp.bfloat16)
             for shape in ((QUERIES, HEADS), (KEYS, KV_HEADS), (KEYS, KV_HEADS))
         )
-        for recipe in (recipes.train, recipes.square, recipes.accurate):
+        for recipe in (recipes.train, recipes.square, recipes.accurate, recipes.fast, recipes.exact_map):
             config = OperatorConfig(recipe, 0.1, is_causal=False, window=None, implementation="cuda or reference")
+            arguments = (query, key, value, visibility)
             for step in (steps.quantize, steps.quantize_for_training):
-                arguments = (query, key, value, visibility)
-                jax.block_until_ready(jax.jit(lambda *x, s=step, c=config: s(c, *x))(*arguments))
+                operands = jax.block_until_ready(jax.jit(lambda *x, s=step, c=config: s(c, *x))(*arguments))
+            forward = functools.partial(steps.forward, config, num_keys=KEYS, head_size=head_size)
+            jax.block_until_ready(jax.jit(lambda *x, f=forward: f(x[0], None, x[1]))(operands.forward, visibility))
         config = OperatorConfig(recipes.train, 0.1, is_causal=False, window=None, implementation="cuda or reference")
         lse = jnp.zeros((BATCH, HEADS, QUERIES))
         rows = jax.jit(lambda *x, c=config: steps.row_operands(c, *x))

@@ -1,5 +1,6 @@
 """Custom calls in programs lowered for CUDA, on a machine without a GPU."""
 
+import functools
 import re
 
 import jax
@@ -18,6 +19,7 @@ from tests.meshes import gradients, one_device
 pytestmark = pytest.mark.usefixtures("every_step_has_a_kernel")
 
 QUERY, KEY = (2, 40, 4, 64), (2, 40, 2, 64)
+LONG = (QUERY, (2, 200, 2, 64), (2, 200, 2, 64))
 
 
 def shaped(*shapes):
@@ -26,6 +28,16 @@ def shaped(*shapes):
 
 def attend(*operands, **options):
     return jax_fp4attn.attention(*operands, **{"is_causal": True, "implementation": "cuda", **options})
+
+
+def equations(jaxpr):
+    """All equations, those of inner programs among them."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for parameter in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "jaxpr")):
+            inner = getattr(parameter, "jaxpr", parameter)
+            if hasattr(inner, "eqns"):
+                yield from equations(inner)
 
 
 class TestOneDevice:
@@ -49,7 +61,20 @@ class TestOneDevice:
             "2x2x64x128xui8",
         ]
         assert forward_operands == results
-        assert forward_results == ["2x40x4x64xbf16", "2x4x40xf32"]
+        # And the memory for the expanded key.
+        assert forward_results == ["2x40x4x64xbf16", "2x4x40xf32", "2x2x128x64xf16"]
+
+    def test_memory_of_mxfp4_values(self):
+        _, (_, _, operands, results) = calls(lower(functools.partial(attend, recipe=recipes.accurate), *shaped(*LONG)))
+        assert operands[-1] == "200xi32"
+        # Key, value and the exponents of the value's tiles.
+        assert results[2:] == ["2x2x256x64xf16", "2x2x64x256xui8", "2x2x2xi32"]
+
+    @pytest.mark.parametrize("recipe", [recipes.train, recipes.square], ids=lambda recipe: recipe.name)
+    def test_callers_do_not_see_the_memory(self, recipe):
+        with jax_fp4attn.cross_compile((9, 0)):
+            output = jax.eval_shape(functools.partial(attend, recipe=recipe), *shaped(QUERY, KEY, KEY))
+        assert (output.shape, output.dtype) == (QUERY, jnp.bfloat16)
 
     def test_attributes(self, forward):
         attributes = forward[1][1]
@@ -100,7 +125,9 @@ class TestOneDevice:
         assert forward[0] == [*scores, "2x2x64x128xui8"]
         rows = ["2x4x128x64xui8", "2x4x64x128xui8", "2x4x40xf32"]
         assert row_operands == (["2x40x4x64xbf16", lse, gradient, lse, gradient_scale], rows)
-        assert backward == ([*scores, *e4m3, *rows, lse, gradient_scale], inputs)
+        # Query and key expanded, two numbers of each row, and the sums of dQ.
+        memory = ["2x4x128x64xf16", "2x2x128x64xf16", "2x4x2x2x64xf32", "2x4x128x64xf32"]
+        assert backward == ([*scores, *e4m3, *rows, lse, gradient_scale], [*inputs, *memory])
         attributes = program[3][1]
         assert (attributes["num_keys"], attributes["head_size"]) == ("40", "64")
 
@@ -162,7 +189,7 @@ class TestMeshes:
         assert re.findall(r"all_gather|all_reduce|all_to_all|collective_permute|reduce_scatter", program) == []
         *_, (target, _, _, results) = calls(program)
         assert target == "jax_fp4attn_backward_v1"
-        assert results == ["2x128x2x64xbf16", "2x128x1x64xbf16", "2x128x1x64xbf16"]
+        assert results[:3] == ["2x128x2x64xbf16", "2x128x1x64xbf16", "2x128x1x64xbf16"]
 
     def test_explicit(self, make_mesh):
         mesh = make_mesh(AxisType.Explicit)
@@ -173,6 +200,21 @@ class TestMeshes:
         mesh = make_mesh(AxisType.Auto)
         mapped = jax.shard_map(gradients(attend), mesh=mesh, in_specs=(self.SPEC,) * 4, out_specs=(self.SPEC,) * 4)
         self.check_shards(lower(mapped, *self.operands(mesh, [self.SPEC] * 4)))
+
+    @pytest.mark.parametrize("recipe", [recipes.train, recipes.square], ids=lambda recipe: recipe.name)
+    def test_memory_varies_over_the_axes_over_which_the_results_do(self, recipe, make_mesh):
+        mesh, specs = make_mesh(AxisType.Auto), (self.SPEC,) * 4
+        function = gradients(functools.partial(attend, recipe=recipe))
+        mapped = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=specs)
+        with jax_fp4attn.cross_compile((9, 0)):
+            jaxpr = jax.make_jaxpr(mapped)(*self.operands(mesh, specs))
+        found = {equation.params.get("target_name"): equation.outvars for equation in equations(jaxpr.jaxpr)}
+        for step, count in (("forward", 5 if recipe is recipes.square else 3), ("backward", 7)):
+            results = found[f"jax_fp4attn_{step}_v1"]
+            kind = "manual_axis_type" if hasattr(results[0].aval, "manual_axis_type") else "vma"
+            axes = {getattr(result.aval, kind) for result in results}
+            assert len(results) == count
+            assert len(axes) == 1 and "model" in str(axes)
 
     @pytest.mark.parametrize("check_vma", [True, False])
     def test_partly_manual(self, check_vma, make_mesh):
@@ -186,7 +228,7 @@ class TestMeshes:
             check_vma=check_vma,
         )
         found = calls(lower(mapped, *self.operands(mesh, [self.SPEC] * 4)))
-        assert found[-1][3] == ["2x128x8x64xbf16", "2x128x4x64xbf16", "2x128x4x64xbf16"]
+        assert found[-1][3][:3] == ["2x128x8x64xbf16", "2x128x4x64xbf16", "2x128x4x64xbf16"]
 
     def test_ring(self, make_mesh):
         mesh = make_mesh(AxisType.Auto)

@@ -11,17 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_fp4attn import SegmentIds, native, recipes, reference
-from jax_fp4attn.config import OperatorConfig, Visibility
+from jax_fp4attn import SegmentIds, native, recipes, reference, steps
+from jax_fp4attn.code_map import Exponential, uniform
+from jax_fp4attn.config import LN_2, LOG2_E, OperatorConfig, Visibility
 from jax_fp4attn.native.attributes import recipe_attributes
 from jax_fp4attn.reference.tiles import key_order
 from tests.native.stand_in import handlers
-from tests.native.stand_in.handlers import Driver, Handlers, Launch
+from tests.native.stand_in.handlers import Driver, Handlers, Launch, TensorMap
 
-BF16, F32, S32, U8 = jnp.bfloat16, jnp.float32, jnp.int32, jnp.uint8
+BF16, F16, F32, S32, U8 = jnp.bfloat16, jnp.float16, jnp.float32, jnp.int32, jnp.uint8
 ERRORS = (jax.errors.JaxRuntimeError, ValueError)
 """What the error of a handler becomes; the second where JAX finds the program in its cache."""
-STEPS = ("quantize", "quantize_for_training", "row_operands")
+STEPS = ("quantize", "quantize_for_training", "forward", "row_operands")
 
 
 @pytest.fixture(scope="module")
@@ -259,6 +260,203 @@ def test_row_operands(driver, B, T, N, K, H, grid):
     assert driver.launches() == [Launch(f"publish_output_gradient_h{H}", grid, parameters)]
 
 
+SCALE = 0.125
+LOG2_SCALE = float(np.float32(SCALE * LOG2_E))
+UNLIMITED = 1 << 30
+
+
+class ExpectedForward(NamedTuple):
+    """A recipe's kernel, and its numbers that are not zero."""
+
+    recipe: Any
+    kernel: str
+    numbers: dict[str, float]
+    has_order: bool = False
+
+
+def direct_p(recipe, kernel, *, threshold=1.5, has_order=False, **numbers):
+    numbers |= {"block_offset": 1 - math.log2(threshold), "unit": 1.0}
+    return ExpectedForward(recipe, kernel, numbers, has_order)
+
+
+MIXED = {"slope": 1.65, "intercept": 0.8, "shift": 8}
+MARGIN = 64 / np.float32(LOG2_SCALE)
+FORWARD = {
+    "train": ExpectedForward(recipes.train, "e4m3", {"rescale_threshold": 8, "unit": 0.25}),
+    "fp8_pv": ExpectedForward(recipes.fp8_pv, "e4m3", {"unit": 1}),
+    "fast": direct_p(recipes.fast, "affine", slope=1.5, intercept=1.2, shift=16),
+    "square": direct_p(recipes.square, "square", slope=0.64, intercept=0.39, constant=0.68, shift=16),
+    "exact_map": direct_p(recipes.exact_map, "exponential", slope=1, shift=16),
+    "offset": direct_p(
+        dataclasses.replace(recipes.exact_map, code_map=uniform(Exponential(-1.5)), p_scale_shift=0),
+        "exponential",
+        slope=1,
+        intercept=-1.5,
+    ),
+    "threshold": direct_p(
+        dataclasses.replace(recipes.fast, p_exponent_rule=1.203125),
+        "affine",
+        slope=1.5,
+        intercept=1.2,
+        shift=16,
+        threshold=1.203125,
+    ),
+    "accurate": direct_p(recipes.accurate, "affine_mixed_anchor32", **MIXED, margin=MARGIN, has_order=True),
+    "leading": direct_p(
+        dataclasses.replace(recipes.accurate, anchor_order="leading", margin=0),
+        "affine_mixed_anchor32",
+        **MIXED,
+    ),
+    "accurate_raw_margin": direct_p(
+        recipes.accurate_raw_margin, "affine_mixed_anchor32", **MIXED, margin=64 * LN_2, has_order=True
+    ),
+}
+
+
+def matrix_map(element, data, rows, columns, box):
+    """The map of a matrix whose boxes have rows of 128 bytes, swizzled."""
+    size = {"f16": 2, "u8": 1}[element]
+    l2_256b = 3
+    return TensorMap(element, data, (columns, rows), (columns * size,), box, (1, 1), 0, "128B", l2_256b, 0)
+
+
+def in_float32(numbers):
+    return {name: float(np.float32(value)) for name, value in numbers.items()}
+
+
+def check_forward(driver, expected, shape, visibility=Visibility(), is_causal=False, window=None, section=1):  # noqa: B008
+    recipe = expected.recipe
+    B, T, S, N, K, H = shape
+    config = OperatorConfig(recipe, SCALE, is_causal, window)
+    inputs = [jax.ShapeDtypeStruct(x, BF16) for x in ((B, T, N, H), (B, S, K, H), (B, S, K, H))]
+    operands = jax.eval_shape(functools.partial(reference.quantize_operands, config), *inputs, visibility)
+    operands = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), operands)
+    results = jax.ShapeDtypeStruct((B, T, N, H), BF16), jax.ShapeDtypeStruct((B, N, T), F32)
+    order = jnp.asarray(key_order(recipe, S), S32) if expected.has_order else None
+    output, lse = jax.block_until_ready(
+        native.call(
+            "forward",
+            config,
+            {"num_keys": S, "head_size": H},
+            results,
+            operands,
+            None,
+            visibility,
+            order,
+            workspace=steps.expanded_operands(config, operands),
+        )
+    )
+
+    slots, key_grid = math.ceil(S / 128) * 128, (K, math.ceil(S / 128), B)
+    *expansions, attention = driver.launches()
+    key_values = expansions[0].parameters["values"]
+    codes, pages = address(operands.key.codes), address(operands.key.scales)
+    sizes = {"num_keys": S, "num_heads": K}
+    parameters = {"codes": codes, "pages": pages, "order": address(order), "values": key_values}
+    launches = [Launch(f"expand_key_h{H}", key_grid, parameters | sizes)]
+    workspace = [key_values]
+    value, value_exponents = operands.value, 0
+    if recipe.v_format == "mxfp4":
+        codes, pages = address(value.codes), address(value.scales)
+        value, value_exponents = (expansions[1].parameters[name] for name in ("values", "exponents"))
+        workspace += [value, value_exponents]
+        parameters = {"codes": codes, "pages": pages, "values": value, "exponents": value_exponents}
+        launches.append(Launch(f"expand_value_h{H}", key_grid, parameters | sizes))
+    else:
+        value = address(value)
+    others = [address(x) for x in jax.tree.leaves((operands, visibility, order, output, lse))]
+    assert 0 not in workspace and len({*workspace, *others}) == len(workspace) + len(others)
+
+    name = f"forward_h{H}_{expected.kernel}"
+    # All warpgroups but one have 64 rows each.
+    items = B * N * math.ceil(T / (handlers.manifest()[name]["threads"] // 2 - 64))
+    left, right = (UNLIMITED, UNLIMITED) if window is None else window
+    segments = visibility.segment_ids or SegmentIds(None, None)
+    zero = ("block_offset", "shift", "margin", "slope", "intercept", "constant", "rescale_threshold")
+    parameters = {
+        "query_codes": address(operands.query.codes),
+        "query_pages": address(operands.query.scales),
+        "key_map": matrix_map("f16", key_values, B * K * slots, H, (64, 128)),
+        "value_map": matrix_map("u8", value, B * K * H, slots, (128, H)),
+        "value_exponents": value_exponents,
+        "output": address(output),
+        "lse": address(lse),
+        "query_lengths": address(visibility.query_lengths),
+        "key_lengths": address(visibility.key_lengths),
+        "query_segments": address(segments.query),
+        "key_segments": address(segments.key_value),
+        "order": address(order),
+        "key_offset": address(visibility.key_offset),
+        "num_queries": T,
+        "num_keys": S,
+        "query_heads": N,
+        "kv_heads": K,
+        "batches": B,
+        "num_items": items,
+        "section": section,
+        "window_left": left,
+        "window_right": 0 if is_causal else right,
+        "log2_scale": LOG2_SCALE,
+        **dict.fromkeys(zero, 0.0),
+        **in_float32(expected.numbers),
+    }
+    launches.append(Launch(name, (min(items, handlers.MULTIPROCESSORS), 1, 1), parameters))
+    assert [*expansions, attention] == launches
+
+
+@pytest.mark.usefixtures("shared")
+class TestForward:
+    @pytest.mark.parametrize("H", [64, 128])
+    @pytest.mark.parametrize("name", FORWARD)
+    def test_recipes(self, driver, name, H):
+        check_forward(driver, FORWARD[name], Shape(2, 129, 127, 4, 2, H))
+
+    @pytest.mark.parametrize(
+        "shape",
+        [
+            Shape(1, 1, 1, 1, 1, 64),
+            Shape(2, 192, 128, 4, 4, 64),
+            Shape(2, 193, 129, 6, 1, 128),
+            Shape(3, 127, 1000, 4, 2, 128),
+            Shape(1, 1000, 33, 8, 2, 64),
+        ],
+        ids=str,
+    )
+    def test_shapes(self, driver, shape):
+        for name in ("train", "accurate"):
+            check_forward(driver, FORWARD[name], shape)
+
+    @pytest.mark.parametrize("name", ["train", "square", "accurate"])
+    @pytest.mark.parametrize("present", ["query", "key", "segments", "offset", "query, key, segments, offset"])
+    def test_restrictions(self, driver, name, present):
+        lengths = zeros((2,), (2,), dtype=S32)
+        visibility = Visibility(
+            query_lengths=lengths[0] if "query" in present else None,
+            key_lengths=lengths[1] if "key" in present else None,
+            segment_ids=SegmentIds(*zeros((2, 129), (2, 127), dtype=S32)) if "segments" in present else None,
+            key_offset=jnp.zeros((), S32) if "offset" in present else None,
+        )
+        check_forward(driver, FORWARD[name], Shape(2, 129, 127, 4, 2, 128), visibility)
+
+    @pytest.mark.parametrize("window", [None, (0, 0), (7, 300), (2**31 - 1, 2**31 - 1)])
+    @pytest.mark.parametrize("is_causal", [False, True])
+    def test_windows(self, driver, is_causal, window):
+        shape = Shape(2, 129, 127, 4, 2, 64)
+        clipped = None if window is None else tuple(min(side, UNLIMITED) for side in window)
+        is_limited = is_causal or (window is not None and clipped[1] < UNLIMITED)
+        check_forward(
+            driver, FORWARD["train"], shape, is_causal=is_causal, window=clipped, section=8 if is_limited else 1
+        )
+
+    @pytest.mark.parametrize(
+        ("N", "K", "S", "H", "section"),
+        # A head of 8192 keys of 128 channels takes 3 MiB of the 32 MiB.
+        [(16, 16, 8192, 128, 10), (24, 12, 8192, 128, 20), (16, 4, 8192, 128, 16), (2, 2, 2**17, 128, 1)],
+    )
+    def test_heads_that_the_cache_holds_together(self, driver, N, K, S, H, section):
+        check_forward(driver, FORWARD["train"], Shape(1, 1, S, N, K, H), is_causal=True, section=section)
+
+
 class Call(NamedTuple):
     """A custom call; types of the operands and results by the names in messages."""
 
@@ -326,9 +524,42 @@ def row_operands_call(B=2, T=129, N=4, K=2, H=64):
     return Call("row_operands", types(operands), types(results), recipe_attributes(recipes.train))
 
 
+def forward_call(recipe=recipes.train, shape=Shape(2, 129, 127, 4, 2, 64), *, restricted=False):  # noqa: B008
+    B, T, S, N, K, H = shape
+    tiles = math.ceil(S / 128)
+    operands = {
+        "query.codes": (U8, B, N, T, H // 2),
+        "query.scales": (U8, B, N, math.ceil(T / 128), H // 64, 512),
+        "key.codes": (U8, B, K, 128 * tiles, H // 2),
+        "key.scales": (U8, B, K, tiles, H // 64, 512),
+    }
+    results = {"output": (BF16, B, T, N, H), "lse": (F32, B, N, T), "expanded key": (F16, B, K, 128 * tiles, H)}
+    if recipe.v_format == "mxfp4":
+        operands |= {"value.codes": (U8, B, K, H, 64 * tiles), "value.scales": (U8, B, K, 1, tiles, 512)}
+        results |= {"expanded value": (U8, B, K, H, 128 * tiles), "exponents of the expanded value": (S32, B, K, tiles)}
+    else:
+        operands |= {"value": (U8, B, K, H, 128 * tiles)}
+    if restricted:
+        operands |= {"query_lengths": (S32, B), "key_lengths": (S32, B)}
+        operands |= {"segment_ids.query": (S32, B, T), "segment_ids.key_value": (S32, B, S), "key_offset": (S32,)}
+    if recipe.anchor_order == "strided":
+        operands |= {"slot_order": (S32, S)}
+    flags = ["has_query_lengths", "has_key_lengths", "has_segment_ids", "has_key_offset"]
+    attributes = {
+        "scale": np.float32(SCALE),
+        "is_causal": False,
+        "num_keys": np.int32(S),
+        **dict.fromkeys(["window_left", "window_right"], np.int32(-1)),
+        **dict.fromkeys(flags, restricted),
+        **recipe_attributes(recipe),
+    }
+    return Call("forward", types(operands), types(results), attributes)
+
+
 CALLS = {
     "quantize": quantize_call(restricted=True),
     "quantize_for_training": quantize_call(recipes.accurate, training=True, restricted=True),
+    "forward": forward_call(recipes.accurate, restricted=True),
     "row_operands": row_operands_call(),
 }
 all_calls = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
@@ -349,6 +580,12 @@ def test_calls_that_the_tests_below_spoil_are_right(shared, driver, call):
         (quantize_call(shape=Shape(2, 129, 0, 4, 2, 64)), ["quantize_rows_h64"]),
         (quantize_call(recipes.accurate, Shape(2, 0, 0, 4, 2, 64), training=True, restricted=True), []),
         (quantize_call(shape=Shape(2, 129, 127, 0, 0, 64)), []),
+        (forward_call(shape=Shape(0, 129, 127, 4, 2, 64)), []),
+        (forward_call(recipes.accurate, Shape(2, 0, 127, 4, 2, 128), restricted=True), []),
+        (forward_call(shape=Shape(2, 129, 127, 0, 0, 64)), []),
+        (forward_call(shape=Shape(2, 129, 127, 0, 2, 64)), []),
+        (forward_call(shape=Shape(2, 129, 0, 4, 2, 64)), ["forward_h64_e4m3"]),
+        (forward_call(recipes.square, Shape(2, 129, 0, 4, 2, 128), restricted=True), ["forward_h128_square"]),
         (row_operands_call(B=0), []),
         (row_operands_call(T=0), []),
         (row_operands_call(N=0), []),
@@ -376,6 +613,8 @@ def refused(shared, driver, call, message, code="INVALID_ARGUMENT"):
 ANY = {
     "query": "[any, any, any, any]",
     "key": "[2, any, any, 64]",
+    "query.codes": "[any, any, any, any]",
+    "key.codes": "[2, any, 128, 32]",
     "output": "[any, any, any, any]",
     "gradient_scale": "[2, any]",
 }
@@ -409,20 +648,20 @@ def mismatch(call, kind, name, changed):
 class TestMalformedBuffers:
     @all_buffers
     def test_dtype(self, shared, driver, call, kind, name):
-        wrong = {BF16: F32, F32: BF16, S32: F32, U8: S32}
+        wrong = {BF16: F32, F16: BF16, F32: BF16, S32: F32, U8: S32}
         dtype = getattr(call, kind + "s")[name].dtype
         changed = with_buffer(call, kind, name, dtype=wrong[dtype.type])
         refused(shared, driver, changed, mismatch(call, kind, name, changed))
 
     def test_dtype_that_no_kernel_has(self, shared, driver):
-        changed = with_buffer(CALLS["quantize"], "operand", "key", dtype=jnp.float16)
+        changed = with_buffer(CALLS["quantize"], "operand", "key", dtype=jnp.int16)
         message = "quantize: operand key: expected bfloat16 [2, any, any, 64], got another type [2, 127, 2, 64]"
         refused(shared, driver, changed, message)
 
     @all_buffers
     def test_rank(self, shared, driver, call, kind, name):
         shape = getattr(call, kind + "s")[name].shape
-        for wrong in ((*shape, 1), shape[:-1]):
+        for wrong in {(*shape, 1), shape[:-1]} - {shape}:
             changed = with_buffer(call, kind, name, shape=wrong)
             refused(shared, driver, changed, mismatch(call, kind, name, changed))
 
@@ -445,6 +684,13 @@ class TestMalformedBuffers:
             ("quantize", "query", (2, 129, 4, 65), "operand key: expected bfloat16 [2, any, any, 65]"),
             ("quantize", "key", (2, 126, 2, 64), "operand value: expected bfloat16 [2, 126, 2, 64]"),
             ("quantize", "key", (2, 127, 3, 64), "operand value: expected bfloat16 [2, 127, 3, 64]"),
+            ("forward", "query.codes", (3, 4, 129, 32), "operand query.scales: expected uint8 [3, 4, 2, 1, 512]"),
+            ("forward", "query.codes", (2, 4, 100, 32), "operand query.scales: expected uint8 [2, 4, 1, 1, 512]"),
+            ("forward", "query.codes", (2, 4, 130, 32), "operand segment_ids.query: expected int32 [2, 130]"),
+            ("forward", "query.codes", (2, 4, 129, 64), "operand query.scales: expected uint8 [2, 4, 2, 2, 512]"),
+            ("forward", "key.codes", (2, 4, 128, 32), "operand key.scales: expected uint8 [2, 4, 1, 1, 512]"),
+            ("forward", "key.codes", (2, 3, 128, 32), f"{DIVIDED_HEADS}, got 4 and 3"),
+            ("forward", "key.codes", (2, 0, 128, 32), f"{DIVIDED_HEADS}, got 4 and 0"),
             ("row_operands", "output", (3, 129, 4, 64), "operand lse: expected float32 [3, 4, 129]"),
             ("row_operands", "output", (2, 128, 4, 64), "operand lse: expected float32 [2, 4, 128]"),
             ("row_operands", "output", (2, 129, 5, 64), "operand lse: expected float32 [2, 5, 129]"),
@@ -507,15 +753,44 @@ ATTRIBUTES = {
         "recipe_backward": "string",
         "recipe_backward_qk": "string",
     },
+    "forward": {
+        "scale": "float32",
+        "is_causal": "bool",
+        "window_left": "int32",
+        "window_right": "int32",
+        "num_keys": "int32",
+        "has_query_lengths": "bool",
+        "has_key_lengths": "bool",
+        "has_segment_ids": "bool",
+        "has_key_offset": "bool",
+        "recipe_qk_format": "string",
+        "recipe_qk_tensor_scale": "string",
+        "recipe_p_format": "string",
+        "recipe_v_format": "string",
+        "recipe_denominator": "string",
+        "recipe_code_map": "string",
+        "recipe_p_exponent_rule": "float32",
+        "recipe_p_scale_shift": "int32",
+        "recipe_row_reference": "string",
+        "recipe_anchor_keys": "int32",
+        "recipe_anchor_order": "string",
+        "recipe_margin": "float32",
+        "recipe_margin_unit": "string",
+    },
     "row_operands": {"recipe_backward": "string", "recipe_backward_multiplier": "float32"},
 }
+E4M3_FORWARD = forward_call()
 
 
 class TestMalformedAttributes:
     @pytest.mark.parametrize(
         ("call", "name", "kind"),
-        [(CALLS[step], name, kind) for step, names in ATTRIBUTES.items() for name, kind in names.items()],
-        ids=[f"{step}-{name}" for step, names in ATTRIBUTES.items() for name in names],
+        [
+            *((CALLS[step], name, kind) for step, names in ATTRIBUTES.items() for name, kind in names.items()),
+            (E4M3_FORWARD, "recipe_rescale_threshold_bits", "float32"),
+            (E4M3_FORWARD, "recipe_v_multiplier", "float32"),
+        ],
+        ids=lambda x: x.step if isinstance(x, Call) else x,
     )
     def test_missing_or_of_another_type(self, shared, driver, call, name, kind):
         expected = f"{call.step}: expected an attribute {name} of type {kind}, got"
@@ -535,6 +810,20 @@ class TestMalformedAttributes:
             (CALLS["quantize_for_training"], "recipe_v_exponent_rule", "best_l2", "floor, ceil, rte or a number"),
             (CALLS["quantize_for_training"], "recipe_backward", "bf16", "fp8"),
             (CALLS["quantize_for_training"], "recipe_backward_qk", "represented", "source"),
+            (CALLS["forward"], "recipe_qk_format", "bf16", "nvfp4"),
+            (CALLS["forward"], "recipe_qk_tensor_scale", "amax", "unit"),
+            (CALLS["forward"], "recipe_p_format", "nvfp4", "mxfp4 or e4m3"),
+            (CALLS["forward"], "recipe_v_format", "e4m3", "mxfp4"),
+            (CALLS["forward"], "recipe_denominator", "sampled", "represented"),
+            (CALLS["forward"], "recipe_p_exponent_rule", "ceil", "a number"),
+            (CALLS["forward"], "recipe_row_reference", "zero", "anchor"),
+            (CALLS["forward"], "recipe_anchor_keys", np.int32(128), "32"),
+            (CALLS["forward"], "recipe_anchor_order", "random", "leading or strided"),
+            (CALLS["forward"], "recipe_margin_unit", "octaves", "bits or raw_score"),
+            (forward_call(recipes.fast), "recipe_row_reference", "anchor", "zero"),
+            (E4M3_FORWARD, "recipe_v_format", "mxfp4", "e4m3"),
+            (E4M3_FORWARD, "recipe_denominator", "represented", "unquantized"),
+            (E4M3_FORWARD, "recipe_row_reference", "anchor", "online_max"),
             (CALLS["row_operands"], "recipe_backward", "bf16", "fp8"),
         ],
     )
@@ -553,6 +842,45 @@ class TestMalformedAttributes:
         message = f"{call.step}: recipe_v_exponent_rule: expected a number between 1 and 2, got {threshold:g}"
         refused(shared, driver, call, message)
 
+    @pytest.mark.parametrize("threshold", [1.0, 2.0, math.nan])
+    def test_exponent_rule_of_probabilities_out_of_range(self, shared, driver, threshold):
+        call = CALLS["forward"].having(recipe_p_exponent_rule=np.float32(threshold))
+        message = f"forward: recipe_p_exponent_rule: expected a number between 1 and 2, got {threshold:g}"
+        refused(shared, driver, call, message)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "none",
+            "cubic(0.1,0.2,0.3,0.4)",
+            "maxaffine(0.4:0.9,2.2:-0.9)",
+            "affine",
+            "affine(1.5)",
+            "affine(1.5,1.2",
+            "affine(1.5,1.2,)",
+            "affine(1.5;1.2)",
+            "affine(1.5,much)",
+            "affine(1.5,1.2,3.0)",
+            "affine(1.5,1.2);affine(1.6,1.2);affine(1.5,1.2);affine(1.5,1.2)",
+            "exponential()",
+            "exponential(0.0,1.0)",
+            "signedsquare(0.64,0.39)",
+            "affine(1.65,0.8)|exponential(0.0)|0,4,8,12;1,4,9,12;2,4,10,12;3,4,11,12|-x",
+            "affine(1.65,0.8)|exponential(0.5)|0,4,8,12;1,4,9,12;2,4,10,12;3,4,11,12|xx",
+            "affine(1.65,0.8)|exponential(0.0)|0,4,8,12;0,4,8,12;0,4,8,12;0,4,8,12|xx",
+            "exponential(0.0)|exponential(0.0)|0,4,8,12;1,4,9,12;2,4,10,12;3,4,11,12|xx",
+        ],
+    )
+    def test_code_map_without_a_kernel(self, shared, driver, text):
+        expected = "expected one affine, signedsquare or exponential map, or an affine one mixed with the exponential"
+        message = f"forward: recipe_code_map: {expected} on a quarter of the pairs, got {text}"
+        refused(shared, driver, CALLS["forward"].having(recipe_code_map=text), message, code="UNIMPLEMENTED")
+
+    def test_negative_number_of_keys(self, shared, driver):
+        call = CALLS["forward"].having(num_keys=np.int32(-300))
+        refused(shared, driver, call, "forward: num_keys: expected at least 0, got -300")
+
     def test_channels_per_scale(self, shared, driver):
         call = CALLS["quantize_for_training"].having(recipe_v_channels_per_scale=np.int32(2))
         message = f"{call.step}: recipe_v_channels_per_scale: expected 1 or 32, got 2"
@@ -565,7 +893,8 @@ MOST_ROWS = 65535 * 128
 class TestSizes:
     @pytest.mark.parametrize("H", [16, 96, 256])
     def test_head_size(self, shared, driver, H):
-        for call in (quantize_call(shape=Shape(2, 129, 127, 4, 2, H)), row_operands_call(H=H)):
+        shape = Shape(2, 129, 127, 4, 2, H)
+        for call in (quantize_call(shape=shape), forward_call(shape=shape), row_operands_call(H=H)):
             message = f"{call.step}: expected a head size of 64 or 128, got {H}"
             refused(shared, driver, call, message, code="UNIMPLEMENTED")
 
@@ -574,6 +903,8 @@ class TestSizes:
         "call",
         [
             quantize_call(shape=Shape(65535, 1, 1, 0, 0, 64)),
+            forward_call(shape=Shape(65535, 1, 1, 0, 0, 64)),
+            forward_call(shape=Shape(1, MOST_ROWS, MOST_ROWS, 0, 0, 64)),
             row_operands_call(B=65535, T=1, N=0, K=0),
             row_operands_call(B=1, T=MOST_ROWS, N=0, K=0),
         ],
@@ -587,6 +918,11 @@ class TestSizes:
             (quantize_call(shape=Shape(65536, 1, 1, 0, 0, 64)), "a batch of at most 65535, got 65536"),
             (quantize_call(shape=Shape(1, MOST_ROWS + 1, 1, 0, 0, 64)), "at most 8388480 rows, got 8388481"),
             (quantize_call(shape=Shape(1, 1, MOST_ROWS + 1, 0, 0, 64)), "at most 8388480 rows, got 8388481"),
+            (forward_call(shape=Shape(65536, 1, 1, 0, 0, 64)), "a batch of at most 65535, got 65536"),
+            (forward_call(shape=Shape(1, MOST_ROWS + 1, 1, 0, 0, 64)), "at most 8388480 rows, got 8388481"),
+            (forward_call(shape=Shape(1, 1, MOST_ROWS + 1, 0, 0, 64)), "at most 8388480 rows, got 8388481"),
+            (forward_call(shape=Shape(0, 1, 1, 2**20 + 1, 1, 64)), "at most 1048576 heads, got 1048577"),
+            (forward_call(shape=Shape(0, 1, 1, 0, 2**20 + 1, 64)), "at most 1048576 heads, got 1048577"),
             (row_operands_call(B=65536, T=1, N=0, K=0), "a batch of at most 65535, got 65536"),
             (row_operands_call(B=1, T=MOST_ROWS + 1, N=0, K=0), "at most 8388480 rows, got 8388481"),
             (quantize_call(shape=Shape(0, 1, 1, 2**20 + 1, 1, 64)), "at most 1048576 heads, got 1048577"),
@@ -611,7 +947,7 @@ class TestLoading:
         assert ctypes.string_at(load["image"], load["bytes"]) == cubin
         assert load["options"] == 0
         entries = {call["entry"] for call in calls if call["call"] == "cuLibraryGetKernel"}
-        assert entries == {kernel["entry"] for kernel in handlers.manifest().values()}
+        assert entries == {kernel["entry"] for kernel in handlers.manifest(target).values()}
 
     @pytest.mark.parametrize("capability", [(8, 9), (9, 1), (10, 1), (11, 0), (12, 0)], ids=str)
     def test_another_compute_capability(self, new_process, driver, capability):
@@ -632,12 +968,15 @@ class TestLoading:
                 call.run(process)
         calls = driver.take()
         names = [call["call"] for call in calls]
-        assert names.count("cuLaunchKernelEx") == 4 * (3 + 3 + 1)
+        assert names.count("cuLaunchKernelEx") == 4 * (3 + 3 + 3 + 1)
         assert "cuLibraryLoadData" not in names
         assert "cuLibraryGetKernel" not in names
         assert {call["device"] for call in calls if call["call"] == "cuLaunchKernelEx"} == {0, 1}
-        # Device 0 was known before.
-        assert {call["device"] for call in calls if call["call"] == "cuDeviceGetAttribute"} == {1}
+        # The compute capability of device 0 was known before.
+        multiprocessor_count = 16
+        asked = [(call["attribute"], call["device"]) for call in calls if call["call"] == "cuDeviceGetAttribute"]
+        assert {device for attribute, device in asked if attribute != multiprocessor_count} == {1}
+        assert {device for attribute, device in asked if attribute == multiprocessor_count} == {0, 1}
 
     def test_devices_of_two_generations(self, new_process, driver):
         process = new_process()
@@ -660,10 +999,18 @@ class TestLoading:
             process.call("load_kernels")
         set_max_dynamic_shared_size = 8
         calls = driver.take("cuKernelSetAttribute")
-        assert [(call["attribute"], call["value"], call["device"]) for call in calls] == [
-            (set_max_dynamic_shared_size, handlers.LIMIT + 1, 0),
-            (set_max_dynamic_shared_size, handlers.LIMIT + 1, 3),
-        ]
+        sizes = sorted([handlers.LIMIT + 1, *(x["shared_bytes"] for x in handlers.manifest().values())])
+        above = [size for size in sizes if size > handlers.LIMIT]
+        for device in (0, 3):
+            found = [(call["attribute"], call["value"]) for call in calls if call["device"] == device]
+            assert sorted(found) == [(set_max_dynamic_shared_size, size) for size in above]
+        assert len(calls) == 2 * len(above)
+
+    def test_a_kernel_for_the_other_generation(self, new_process, driver):
+        driver.pretend((10, 0))
+        message = "no kernel is called forward_h64_affine_mixed_anchor32"
+        with pytest.raises(ERRORS, match=message):
+            new_process().call("launch_by_name", results=[jax.ShapeDtypeStruct((1,), U8)], name=message.split()[-1])
 
     def test_parameters_of_another_kernel(self, shared, driver):
         with pytest.raises(ERRORS) as raised:

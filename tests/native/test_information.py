@@ -9,12 +9,15 @@ from tests.native.pretended import NO_LIBRARY
 
 ALTERNATIVES = "use implementation='reference' or None, or lower for another machine under jax_fp4attn.cross_compile"
 NO_GPU = f"JAX has no CUDA device here; {ALTERNATIVES}"
-TO_COME = {
-    step: f"there is no kernel for the step '{step}' yet"
-    for step in ("forward", "partial_forward", "backward", "partial_gradients")
-}
+TO_COME = {step: f"there is no kernel for the step '{step}' yet" for step in ("partial_forward", "partial_gradients")}
 STEPS = ("quantize", "quantize_for_training", "forward", "partial_forward", "row_operands", "backward")
 STEPS += ("partial_gradients",)
+
+
+def for_hopper_alone(capability):
+    """What stands against the steps that have kernels for Hopper alone."""
+    text = f"there is no kernel for the step '{{}}' on compute capability {capability} yet"
+    return {step: text.format(step) for step in ("forward", "backward")}
 
 
 def reasons(of_kernels):
@@ -56,10 +59,10 @@ def test_neither_library_nor_gpu(monkeypatch):
         "steps of recipe 'train' with head size 128:",
         "  quantize: reference, no kernel runs here",
         "  quantize_for_training: reference, no kernel runs here",
-        "  forward: reference, there is no kernel for the step 'forward' yet",
+        "  forward: reference, no kernel runs here",
         "  partial_forward: reference, there is no kernel for the step 'partial_forward' yet",
         "  row_operands: reference, no kernel runs here",
-        "  backward: reference, there is no kernel for the step 'backward' yet",
+        "  backward: reference, no kernel runs here",
         "  partial_gradients: reference, there is no kernel for the step 'partial_gradients' yet",
     ]
 
@@ -73,18 +76,26 @@ def test_library_and_gpus(has_library, monkeypatch):
         running=(0, 3),
         gpus={"cuda:0": (9, 0), "cuda:1": (10, 3)},
         unavailable=None,
-        steps=reasons(None),
+        steps=reasons(None) | for_hopper_alone("10.3"),
         recipe="train",
         head_size=128,
     )
-    assert str(info).splitlines()[:6] == [
+    assert str(info).splitlines()[:7] == [
         f"library: {library.PATH}",
         "XLA FFI: built for 0.1, running 0.3",
         "GPUs: cuda:0 (9.0), cuda:1 (10.3)",
         "steps of recipe 'train' with head size 128:",
         "  quantize: kernel",
         "  quantize_for_training: kernel",
+        "  forward: reference, there is no kernel for the step 'forward' on compute capability 10.3 yet",
     ]
+
+
+def test_hopper(has_library, monkeypatch):
+    pretended.set_gpus(monkeypatch, "9.0")
+    info = native.info()
+    assert info.steps == reasons(None)
+    assert "\n  forward: kernel\n" in str(info)
 
 
 def test_library_without_a_gpu(has_library, monkeypatch):
@@ -132,7 +143,11 @@ def test_a_step_tells_its_own_reason_before_that_of_the_machine(monkeypatch):
 
 
 def test_another_machine():
-    with native.cross_compile((10, 0)):
+    with native.cross_compile((9, 0)):
         info = native.info()
     assert info.unavailable is None
     assert info.steps == reasons(None)
+    with native.cross_compile((10, 0)):
+        info = native.info()
+    assert info.unavailable is None
+    assert info.steps == reasons(None) | for_hopper_alone("10.0")

@@ -17,6 +17,7 @@ import jax_fp4attn
 from jax_fp4attn import SegmentIds, native, recipes, reference, steps
 from jax_fp4attn.config import OperatorConfig, Visibility
 from jax_fp4attn.native import library
+from tests import kernels
 from tests.assertions import assert_same_bytes
 
 pytestmark = pytest.mark.gpu
@@ -201,7 +202,7 @@ class TestRowOperands:
 
 
 class TestOperator:
-    def test_attention_takes_the_kernels_and_gives_the_reference(self):
+    def test_attention_takes_the_kernels_of_exact_steps_and_gives_the_reference(self):
         query, key, value = make_inputs("random", (2, 300, 300, 4, 2), 128)
 
         def loss(query, key, value, implementation):
@@ -211,8 +212,9 @@ class TestOperator:
             return jnp.sum(jnp.sin(output.astype(jnp.float32))) + jnp.sum(lse)
 
         run = lambda name: jax.value_and_grad(functools.partial(loss, implementation=name), (0, 1, 2))  # noqa: E731
-        assert custom_calls(run(None), query, key, value) == 2
-        value_of, gradients = on_gpu(run(None), query, key, value)
+        with kernels.for_steps("quantize", "quantize_for_training", "row_operands"):
+            assert custom_calls(run(None), query, key, value) == 2
+            value_of, gradients = on_gpu(run(None), query, key, value)
         expected, expected_gradients = on_gpu(run("reference"), query, key, value)
         np.testing.assert_array_equal(value_of, expected)
         jax.tree.map(np.testing.assert_array_equal, gradients, expected_gradients)

@@ -169,12 +169,13 @@ class TestRegister:
         assert registered == []
 
     def test_what_a_program_calls_before_it_is_lowered(self, compile_library, registered, monkeypatch):
-        compile_library(source((0, 0), QUANTIZE))
+        forward = "jax_fp4attn_forward_v1"
+        compile_library(source((0, 0), QUANTIZE, forward))
         pretended.set_gpus(monkeypatch, "9.0")
         self.lower()
-        assert [name for name, *_ in registered] == [QUANTIZE]
+        assert [name for name, *_ in registered] == [QUANTIZE, forward]
         self.lower()
-        assert len(registered) == 1
+        assert len(registered) == 2
 
     def test_nothing_while_cross_compiling(self, compile_library, registered):
         compile_library(source((0, 0), QUANTIZE))

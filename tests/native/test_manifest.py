@@ -12,12 +12,21 @@ import pytest
 from jax_fp4attn.native import library
 from jax_fp4attn.native.calls import target_name
 from jax_fp4attn.native.coverage import STEPS_WITH_KERNELS
-from tests.native.stand_in.handlers import BUILT, NO_BUILD, ROOT, TARGETS, manifest
+from tests.native.stand_in.handlers import (
+    BUILT,
+    NO_BUILD,
+    ROOT,
+    TARGETS,
+    TENSOR_MAP_BYTES,
+    manifest,
+    parameters_of,
+)
 
 MANIFESTS = ROOT / "cuda" / "manifest"
 LIBRARY = BUILT / "libjax_fp4attn.so"
 REGISTERS = 65536  # of a multiprocessor, which a block cannot exceed
 SHARED_BYTES = 227 << 10
+LETTERS = {"pointer": "p", "int32": "i", "float32": "f"}  # of the table's signatures; "t" is a tensor map
 
 # What every Linux has that can run jaxlib; nothing of CUDA.
 SYSTEM_LIBRARIES = {
@@ -49,10 +58,15 @@ def test_the_installed_library_is_that_of_the_build():
     assert library.PATH.read_bytes() == LIBRARY.read_bytes(), "an old build is installed: run make native"
 
 
+# What kernels keep on the stack that use all registers of a multiprocessor; docs/hopper.md tells why.
+STACK_BYTES = {r"forward_h64_\w+": 144, r"forward_h128_\w+": 56, "backward_h128": 72}
+
+
 @each_target
-def test_kernels_fit_and_spill_nothing(target):
+def test_kernels_fit_and_spill_little(target):
     for name, kernel in manifest(target).items():
-        assert kernel["stack_bytes"] == 0, name
+        most = max((most for pattern, most in STACK_BYTES.items() if re.fullmatch(pattern, name)), default=0)
+        assert kernel["stack_bytes"] <= most, name
         # A warp gets registers by 256.
         warp_registers = -(-kernel["registers"] * 32 // 256) * 256
         assert 0 < kernel["threads"] // 32 * warp_registers <= REGISTERS, name
@@ -60,22 +74,44 @@ def test_kernels_fit_and_spill_nothing(target):
         assert kernel["shared_bytes"] <= SHARED_BYTES, name
 
 
-def test_targets_have_the_same_launches():
+def test_common_kernels_have_the_same_launches():
     launch = ("entry", "parameters", "threads", "shared_bytes")
-    first, *others = (
+    hopper, blackwell = (
         {name: [kernel[key] for key in launch] for name, kernel in manifest(target).items()} for target in TARGETS
     )
-    assert len(first) > 0
-    assert others == [first] * len(others)
+    common = hopper.keys() & blackwell.keys()
+    assert {name: hopper[name] for name in common} == {name: blackwell[name] for name in common}
+    assert any("quantize" in name for name in common)
+    # Those that are left out have no kernel for Blackwell yet.
+    assert blackwell.keys() == common
+    assert any(name.startswith("forward_") for name in hopper.keys() - common)
 
 
-def test_every_variant_of_the_catalog_is_there():
+def test_table_of_the_launcher():
+    """Every kernel once, with the images that have it: the first bit is Hopper's."""
+    rows = re.findall(r'\{"(\w+)", "(\w+)", "(\w+)", (\d+), (\d+), (\d+)\}', (BUILT / "kernel_table.inc").read_text())
+    images = {name: int(mask) for name, *_, mask in rows}
+    assert len(images) == len(rows)
+    for bit, target in enumerate(TARGETS):
+        kernels = manifest(target)
+        assert {name for name, mask in images.items() if mask >> bit & 1} == kernels.keys()
+        for name, entry, signature, threads, shared_bytes, _ in rows:
+            if name not in kernels:
+                continue
+            kernel = kernels[name]
+            expected = [LETTERS.get(kind, "t") for kind in parameters_of(kernel).values()]
+            assert (entry, list(signature)) == (kernel["entry"], expected)
+            assert (int(threads), int(shared_bytes)) == (kernel["threads"], kernel["shared_bytes"])
+
+
+@each_target
+def test_every_variant_of_the_catalog_is_there(target):
     if importlib.util.find_spec("cutlass") is None:
         pytest.skip("the catalog needs CuTe DSL, the extra 'build'")
-    program = "from kernels import catalog\nfor v in catalog.variants(): print(v.name, v.threads)"
+    program = f"from kernels import catalog\nfor v in catalog.variants({target!r}): print(v.name, v.threads)"
     command = [sys.executable, "-c", program]
     listed = subprocess.run(command, cwd=ROOT / "cuda", check=True, capture_output=True, text=True).stdout.splitlines()
-    assert [f"{name} {kernel['threads']}" for name, kernel in manifest().items()] == listed
+    assert [f"{name} {kernel['threads']}" for name, kernel in manifest(target).items()] == listed
 
 
 @each_target
@@ -85,10 +121,11 @@ def test_ptx(target):
     signatures = dict(re.findall(r"\.visible \.entry (\w+)\((.*?)\)", ptx, re.DOTALL))
     kernels = manifest(target).values()
     assert list(signatures) == [kernel["entry"] for kernel in kernels]
-    kinds = {"u64": "pointer", "u32": "int32", "f32": "float32"}
+    kinds = {"u64": "pointer", "u32": "int32", "f32": "float32", f"b8[{TENSOR_MAP_BYTES}]": "tensor_map"}
     for kernel in kernels:
-        found = [kinds[kind] for kind in re.findall(r"\.param \.(\w+)", signatures[kernel["entry"]])]
-        assert found == [parameter.split(": ")[1] for parameter in kernel["parameters"].split(", ")], kernel["name"]
+        parameters = signatures[kernel["entry"]].split(",")
+        found = [kinds["".join(re.findall(r"(?<=\.)[bfu]\d+(?= )|\[\d+\]", text))] for text in parameters]
+        assert found == [kind.split("(")[0] for kind in parameters_of(kernel).values()], kernel["name"]
 
 
 @each_target

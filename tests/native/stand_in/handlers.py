@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import shutil
 import struct
 import subprocess
@@ -25,8 +26,10 @@ BUILT = ROOT / "build" / "native"
 TARGETS = ("sm_90a", "sm_100f")
 NO_BUILD = "build/native is not there: run make native"
 
-SYMBOLS = ("quantize", "quantize_for_training", "row_operands", "load_kernels", "launch_by_name")
+SYMBOLS = ("quantize", "quantize_for_training", "forward", "row_operands", "backward")
+SYMBOLS += ("load_kernels", "launch_by_name")
 STREAM = 0x57
+MULTIPROCESSORS = 5  # of every device
 LIMIT = 48 << 10  # bytes of shared memory that a kernel may have without an attribute
 
 _HERE = pathlib.Path(__file__).parent
@@ -86,11 +89,11 @@ def _compile_driver(compiler: str, headers: pathlib.Path, library: pathlib.Path)
 
 
 def _compile_handlers(builder: ModuleType, library: pathlib.Path) -> None:
-    """Links the handlers with the kernels and two more, since none comes near the limit of shared memory yet."""
+    """Links the handlers with the kernels and two more, at the limit of shared memory and just above it."""
     for cubin in BUILT.glob("*.cubin"):
         shutil.copy(cubin, library.parent)
     entry = next(iter(manifest().values()))["entry"]
-    more = (f'    {{"{n}_bytes_over_the_limit", "{entry}", "p", 32, {LIMIT + n}}},\n' for n in (0, 1))
+    more = (f'    {{"{n}_bytes_over_the_limit", "{entry}", "p", 32, {LIMIT + n}, 3}},\n' for n in (0, 1))
     table = (BUILT / "kernel_table.inc").read_text()
     (library.parent / "kernel_table.inc").write_text(table.replace("};", "".join(more) + "};", 1))
     sources = [path for path in sorted((ROOT / "cuda" / "ffi").glob("*.cc")) if path.name != "handlers.cc"]
@@ -119,10 +122,40 @@ def _locked(directory: pathlib.Path) -> Iterator[None]:
         yield
 
 
+class TensorMap(NamedTuple):
+    """The arguments of cuTensorMapEncodeTiled, innermost dimensions first; enumerators are numbers."""
+
+    element: str
+    data: int
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    steps: tuple[int, ...]
+    interleave: int
+    swizzle: str
+    promotion: int
+    fill: int
+
+    @classmethod
+    def of_call(cls, call: dict[str, Any]) -> "TensorMap":
+        lists = {name: tuple(call[name]) for name in ("extents", "strides", "box", "steps")}
+        numbers = {name: call[name] for name in ("data", "interleave", "promotion", "fill")}
+        return cls(element=_ELEMENTS[call["type"]], swizzle=_SWIZZLES[call["swizzle"]], **lists, **numbers)
+
+    def in_manifest(self) -> str:
+        """The type of the parameter that takes it, as the manifest has it."""
+        return f"tensor_map({self.element}, {'x'.join(map(str, self.box))}, {self.swizzle})"
+
+
+# Of cuda.h.
+_ELEMENTS = {0: "u8", 6: "f16", 9: "bf16"}
+_SWIZZLES = {0: "none", 2: "64B", 3: "128B"}
+
+
 class Launch(NamedTuple):
     kernel: str
     grid: tuple[int, int, int]
-    parameters: dict[str, int | float]
+    parameters: dict[str, int | float | TensorMap]
 
 
 class Driver:
@@ -146,7 +179,9 @@ class Driver:
 
     def launches(self) -> list[Launch]:
         """The launches among the calls, each checked against the manifest."""
-        return [_launch(call) for call in self.take("cuLaunchKernelEx")]
+        calls = self.take()
+        maps = {call["number"]: TensorMap.of_call(call) for call in calls if call["call"] == "cuTensorMapEncodeTiled"}
+        return [_launch(call, maps) for call in calls if call["call"] == "cuLaunchKernelEx"]
 
 
 @functools.cache
@@ -154,17 +189,32 @@ def _kernels_by_entry() -> dict[str, dict[str, Any]]:
     return {kernel["entry"]: kernel for kernel in manifest().values()}
 
 
-def _launch(call: dict[str, Any]) -> Launch:
+def _launch(call: dict[str, Any], maps: dict[int, TensorMap]) -> Launch:
     kernel = _kernels_by_entry()[call["entry"]]
     assert call["block"] == [kernel["threads"], 1, 1]
     assert call["shared_bytes"] == kernel["shared_bytes"]
     assert call["stream"] == STREAM
     assert (call["attributes"], call["cluster"]) == (0, None)
-    names, kinds = zip(*(parameter.split(": ") for parameter in kernel["parameters"].split(", ")), strict=True)
-    assert call["parameter_bytes"] == [8 if kind == "pointer" else 4 for kind in kinds]
-    values = [_READ[kind](bits) for kind, bits in zip(kinds, call["parameters"], strict=True)]
-    return Launch(kernel["name"], tuple(call["grid"]), dict(zip(names, values, strict=True)))
+    kinds = parameters_of(kernel)
+    assert call["parameter_bytes"] == [PARAMETER_BYTES.get(kind, TENSOR_MAP_BYTES) for kind in kinds.values()]
+    values = {}
+    for (name, kind), bits in zip(kinds.items(), call["parameters"], strict=True):
+        if kind in _READ:
+            values[name] = _READ[kind](bits)
+        else:
+            values[name] = maps[bits]
+            assert maps[bits].in_manifest() == kind
+    return Launch(kernel["name"], tuple(call["grid"]), values)
 
+
+def parameters_of(kernel: dict[str, Any]) -> dict[str, str]:
+    """Types of a kernel's parameters, by name."""
+    # A type may have commas in parentheses.
+    return dict(re.findall(r"(\w+): (\w+(?:\([^)]*\))?)", kernel["parameters"]))
+
+
+PARAMETER_BYTES = {"pointer": 8, "int32": 4, "float32": 4}
+TENSOR_MAP_BYTES = 128
 
 _READ = {
     "pointer": int,

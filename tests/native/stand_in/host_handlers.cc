@@ -45,7 +45,9 @@ extern "C" __attribute__((visibility("hidden"))) void* dlopen(const char* name, 
 #pragma GCC visibility push(default)
 FP4ATTN_HOST_HANDLER(quantize, Execute<fp4attn::Quantize>);
 FP4ATTN_HOST_HANDLER(quantize_for_training, Execute<fp4attn::QuantizeForTraining>);
+FP4ATTN_HOST_HANDLER(forward, Execute<fp4attn::Forward>);
 FP4ATTN_HOST_HANDLER(row_operands, Execute<fp4attn::RowOperands>);
+FP4ATTN_HOST_HANDLER(backward, Execute<fp4attn::Backward>);
 FP4ATTN_HOST_HANDLER(load_kernels, Load);
 XLA_FFI_DEFINE_HANDLER_SYMBOL(launch_by_name, LaunchByName,
                               ffi::Ffi::Bind().RemainingRets().Attr<std::string_view>("name"));

@@ -2,7 +2,7 @@
 //
 // An image must be an ELF file that has the entries asked for. The image also says how many bytes each parameter of an
 // entry has, so that a launch is read without help from the code under test. Pointers and numbers are written as the
-// unsigned integers that their bytes are.
+// unsigned integers that their bytes are, and a tensor map as its number among all that were made.
 #include <cuda.h>
 #include <elf.h>
 #include <pthread.h>
@@ -12,7 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_PARAMETERS = 64, INFO_PARAMETER = 0x17, INFO_WITH_PAYLOAD = 4, MAX_LINE = 4096 };
+enum { MAX_PARAMETERS = 64, INFO_PARAMETER = 0x17, INFO_WITH_PAYLOAD = 4, MAX_LINE = 4096, MULTIPROCESSORS = 5,
+       MAX_RANK = 5 };
 
 struct kernel {
   char entry[128];
@@ -26,6 +27,7 @@ static size_t lines_size;
 static int capability_major, capability_minor, current_device;
 static char failing_call[64];
 static int failing_code;
+static uint64_t tensor_maps;
 
 // Takes another device; no call fails any more.
 void stand_in_pretend(int major, int minor, int device) {
@@ -101,6 +103,7 @@ CUresult cuCtxGetDevice(CUdevice *device) {
 CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device) {
   *value = attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR   ? capability_major
            : attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR ? capability_minor
+           : attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT     ? MULTIPROCESSORS
                                                                        : -1;
   return record(__func__, "\"attribute\": %d, \"device\": %d", attribute, device);
 }
@@ -142,6 +145,39 @@ CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkerne
                 ((const struct kernel *)handle)->entry, attribute, value, device);
 }
 
+static void print_list(char *text, const cuuint64_t *values, unsigned int count) {
+  size_t length = sprintf(text, "[");
+  for (unsigned int i = 0; i < count; ++i) {
+    length += sprintf(text + length, "%s%llu", i ? ", " : "", (unsigned long long)values[i]);
+  }
+  sprintf(text + length, "]");
+}
+
+CUresult cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *data,
+                                const cuuint64_t *extents, const cuuint64_t *strides, const cuuint32_t *box,
+                                const cuuint32_t *steps, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                                CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
+  char lists[4][MAX_RANK * 24];
+  cuuint64_t wide[2][MAX_RANK];
+  if (rank == 0 || rank > MAX_RANK) return CUDA_ERROR_INVALID_VALUE;
+  for (cuuint32_t i = 0; i < rank; ++i) {
+    wide[0][i] = box[i];
+    wide[1][i] = steps[i];
+  }
+  print_list(lists[0], extents, rank);
+  print_list(lists[1], strides, rank - 1);
+  print_list(lists[2], wide[0], rank);
+  print_list(lists[3], wide[1], rank);
+  const uint64_t number = __atomic_add_fetch(&tensor_maps, 1, __ATOMIC_RELAXED);
+  memset(map, 0xff, sizeof *map);
+  memcpy(map, &number, sizeof number);
+  return record(__func__,
+                "\"number\": %llu, \"type\": %d, \"data\": %zu, \"extents\": %s, \"strides\": %s, \"box\": %s, "
+                "\"steps\": %s, \"interleave\": %d, \"swizzle\": %d, \"promotion\": %d, \"fill\": %d",
+                (unsigned long long)number, type, (size_t)data, lists[0], lists[1], lists[2], lists[3], interleave,
+                swizzle, promotion, fill);
+}
+
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction handle, void **parameters, void **extra) {
   (void)extra;
   const struct kernel *kernel = (const struct kernel *)handle;
@@ -149,7 +185,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction handle, void 
   size_t length = 0, bytes_length = 0;
   for (int i = 0; i < kernel->num_parameters; ++i) {
     uint64_t value = 0;
-    memcpy(&value, parameters[i], kernel->bytes[i]);
+    memcpy(&value, parameters[i], kernel->bytes[i] < sizeof value ? kernel->bytes[i] : sizeof value);
     length += sprintf(values + length, "%s%llu", i ? ", " : "", (unsigned long long)value);
     bytes_length += sprintf(bytes + bytes_length, "%s%u", i ? ", " : "", kernel->bytes[i]);
   }

@@ -1,0 +1,274 @@
+"""The gradients on Hopper: a thread block has 128 keys of a key/value head and goes through the queries that see them.
+
+A producer warpgroup fills the rings. Two warpgroups have 64 keys each, as the rows of transposed products:
+
+| product | A | B |
+|---|---|---|
+| S^T = K Q^T | float16 key | float16 query |
+| dP^T = V dO^T | value | output gradient |
+| dV += P^T dO | P^T in registers | columns of the output gradient |
+| dK += dS^T Q | dS^T in registers | columns of the query |
+| dQ = dS K, half of the channels each | dS of all 128 keys, exchanged in shared memory | columns of the key |
+
+Rows of key and value are in the order of :func:`kernels.hopper.key_order.key_of_row`, so that a thread has two
+neighbouring keys; rows of query and output gradient are, so that it has four neighbouring queries of each 16.
+Products of 8-bit floats keep 13 bits behind the leading one, so each tile's is added in float32.
+
+dK and dQ of a tile are computed one step later, so that the tensor cores have work while the next tile's scores become
+probabilities; dV of the tile itself is computed while its gradients become those of the scores. So the first step has
+products of zeros, and the last ones follow the loop.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.arch import block_idx, thread_idx, warp_idx
+from cutlass.experimental import cuda, primitives
+from kernels import tile
+from kernels.hopper import (
+    backward_memory,
+    backward_producer,
+    backward_products,
+    backward_queries,
+    backward_query_sums,
+    backward_scores,
+    epilogue,
+    warpgroup,
+)
+from kernels.hopper import backward_ring as ring
+from kernels.hopper.backward_memory import PART, SCORE_BYTES, STATISTICS
+from kernels.hopper.backward_queries import QUERIES
+from kernels.words import Float32, Uint32, view
+
+Int32, Int64, Pointer, Constexpr = cutlass.Int32, cutlass.Int64, cutlass.Pointer, cutlass.Constexpr
+TensorMap = cutlass.GridConstant[cuda.TensorMap]
+
+CONSUMERS = 2
+THREADS = 128 * (CONSUMERS + 1)
+_PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 24, 240
+_BARRIER = 1  # of the consumers, once
+
+
+@cute.kernel
+def backward(
+    query_map: TensorMap,
+    key_map: TensorMap,
+    value_map: TensorMap,
+    gradient_map: TensorMap,
+    query_columns_map: TensorMap,
+    gradient_columns_map: TensorMap,
+    key_columns_map: TensorMap,
+    statistics: Pointer,
+    gradient_scale: Pointer,
+    query_sums: Pointer,
+    key_gradient: Pointer,
+    value_gradient: Pointer,
+    query_lengths: Pointer,
+    key_lengths: Pointer,
+    query_segments: Pointer,
+    key_segments: Pointer,
+    key_offset: Pointer,
+    num_queries: Int32,
+    num_keys: Int32,
+    query_heads: Int32,
+    kv_heads: Int32,
+    window_left: Int32,
+    window_right: Int32,
+    log2_scale: Float32,
+    lift: Float32,
+    factor: Float32,
+    unit: Float32,
+    head_size: Constexpr,
+    with_query: Constexpr,
+) -> None:
+    """Gradients of 128 keys, and their share of the gradient of the query.
+
+    Args:
+      query_map: Of float16 [B N T', head_size], from :mod:`kernels.hopper.backward_prepare`.
+      key_map: Of float16 [B K S', head_size], from :mod:`kernels.hopper.expand_key`.
+      value_map: Of E4M3 [B K S' / 16, 2, 8, head_size], where entry [_, h, g] is row 2 g + h.
+      gradient_map: Of E5M2 [B N T' / 16, 2, 8, head_size], likewise.
+      query_columns_map: Of E4M3 [B N head_size, T'].
+      gradient_columns_map: Of E5M2 [B N head_size, T'].
+      key_columns_map: Of E4M3 [B K head_size, S'].
+      statistics: float32 [B, N, T' / 64, 2, 64], from :mod:`kernels.hopper.backward_prepare`.
+      gradient_scale: float32 [B, K].
+      query_sums: float32 [B, N, T', head_size], see :mod:`kernels.hopper.backward_query_sums`; read only
+        ``with_query``, like ``key_columns_map``.
+      key_gradient: bfloat16 [B, S, K, head_size].
+      value_gradient: bfloat16 [B, S, K, head_size].
+      query_lengths: int32 [B] or null.
+      key_lengths: int32 [B] or null.
+      query_segments: int32 [B, T] or null.
+      key_segments: int32 [B, S] or null.
+      key_offset: int32 [], position of key 0 minus that of query 0, or null.
+      num_queries: T.
+      num_keys: S.
+      query_heads: N.
+      kv_heads: K.
+      window_left: A query sees keys at most so far behind it.
+      window_right: And so far ahead of it.
+      log2_scale: From a raw score to a base-2 log score.
+      lift: Octaves by which P is lifted.
+      factor: Softmax scale without the factors of the gradients' operands.
+      unit: Factor of the gradients without their scale.
+      head_size: 64 or 128.
+      with_query: Whether to add to the query's gradient; otherwise :mod:`kernels.hopper.backward_query` makes it.
+    """
+    parts, columns_bytes = head_size // PART, QUERIES * head_size
+    memory = backward_memory.allocate(head_size)
+    thread, _, _ = thread_idx()
+    warp = cute.arch.make_warp_uniform(warp_idx())
+    if thread == 0:
+        memory.initialize()
+    primitives.fence_mbarrier_init()
+    primitives.barrier_cta_sync(0)
+
+    # Heads come first: tiles of one head that run together would add to the sums of the same queries at the same time.
+    kv_head, key_tile, batch = block_idx()
+    kv_index, group_heads = batch * kv_heads + kv_head, query_heads // kv_heads
+    first_head = batch * query_heads + kv_head * group_heads
+    padded_keys, padded_queries = ((rows + tile.ROWS - 1) // tile.ROWS * tile.ROWS for rows in (num_keys, num_queries))
+    query_tiles = padded_queries // QUERIES
+    queries = backward_queries.range_of(
+        key_tile * tile.ROWS,
+        batch,
+        num_queries,
+        num_keys,
+        query_lengths,
+        key_lengths,
+        key_offset,
+        window_left,
+        window_right,
+    )
+    first_tile = queries.first_tile
+
+    if warp < 4:
+        primitives.setmaxregister(_PRODUCER_REGISTERS, "decrease")
+        if thread == 0:
+            place = backward_producer.Place(key_tile, kv_index, first_head, group_heads, padded_keys, padded_queries)
+            backward_producer.load_keys(memory, place, key_map, value_map, key_columns_map, head_size, with_query)
+            backward_producer.load_queries(
+                memory,
+                place,
+                first_tile,
+                queries.num_tiles,
+                query_map,
+                gradient_map,
+                query_columns_map,
+                gradient_columns_map,
+                statistics,
+                head_size,
+            )
+    else:
+        primitives.setmaxregister(_CONSUMER_REGISTERS, "increase")
+        consumer, warp_of_keys = warp // 4 - 1, warp - 4
+        first_key = key_tile * tile.ROWS + consumer * warpgroup.ROWS
+        seen = backward_queries.View(
+            queries,
+            first_key,
+            window_left,
+            window_right,
+            query_segments,
+            key_segments,
+            batch,
+            num_queries,
+            num_keys,
+        )
+        query_ring, gradient_ring, columns_ring = memory.query_ring, memory.gradient_ring, memory.columns_ring
+        scores, exchanged = memory.scores, memory.exchanged
+        rows_of_key = memory.key + consumer * (warpgroup.ROWS * warpgroup.SWIZZLE_BYTES)
+        key_rows = backward_products.operand(rows_of_key, warpgroup.SWIZZLE_BYTES, "f16", tile.ROWS)
+        rows_of_value = memory.value + consumer * (warpgroup.ROWS * head_size)
+        value_rows = backward_products.operand(rows_of_value, head_size, "e4m3")
+        half_of_columns = memory.key_columns + consumer * (head_size // 2 * tile.ROWS)
+        key_channels = backward_products.operand(half_of_columns, tile.ROWS, "e4m3")
+        d_key, d_value = ([Float32(0.0) for _ in range(head_size // 2)] for _ in range(2))
+        old_d_s = [Uint32(0) for _ in range(2 * backward_queries.GROUPS)]
+        stage, parity, old_stage, old_parity = Int32(0), Int32(0), Int32(0), Int32(0)
+        step, old_tile = Int32(0), first_head * query_tiles
+        if cutlass.const_expr(with_query):
+            backward_scores.clear(scores + SCORE_BYTES, thread - 128)
+            primitives.barrier_cta_sync(barrier_id=_BARRIER, thread_count=128 * CONSUMERS)
+        ring.wait(memory.resident, Int32(0))
+        for member in cutlass.range(group_heads):
+            head = first_head + member
+            for j in cutlass.range(queries.num_tiles):
+                query_tile = first_tile + j
+                ring.wait(query_ring.full(stage), parity)
+                queries_of_stage = query_ring.stage(stage)
+                query_rows = backward_products.operand(queries_of_stage, warpgroup.SWIZZLE_BYTES, "f16", QUERIES)
+                s = backward_products.of_shared(key_rows, query_rows, QUERIES, 2 * head_size)
+                ring.wait(columns_ring.full(old_stage), old_parity)
+                query_columns = columns_ring.stage(old_stage) + columns_bytes
+                product = backward_products.of_columns(old_d_s, query_columns, "e4m3", 0)
+                statistic = memory.statistics + stage * STATISTICS
+                offsets = backward_scores.of_columns(statistic)
+                s = warpgroup.wait(1, s)
+                p = backward_scores.probabilities(s, offsets, log2_scale, lift)
+                if seen.is_general():
+                    p = seen.mask_general(p, query_tile)
+                elif seen.is_partial(query_tile):
+                    p = seen.mask_interval(p, query_tile)
+                d_key = backward_products.add(d_key, 0, warpgroup.wait(0, product))
+                p_bytes = backward_scores.as_bytes(p)
+                rounded_p = backward_scores.another(p_bytes)
+
+                ring.wait(gradient_ring.full(stage), parity)
+                gradient_rows = backward_products.operand(gradient_ring.stage(stage), head_size, "e5m2")
+                d_p = backward_products.of_shared(value_rows, gradient_rows, QUERIES, head_size)
+                if cutlass.const_expr(parts > 1):
+                    product = backward_products.of_columns(old_d_s, query_columns, "e4m3", 1)
+                    d_key = backward_products.add(d_key, 1, warpgroup.wait(0, product))
+                ring.wait(columns_ring.full(stage), parity)
+                product = backward_products.of_columns(p_bytes, columns_ring.stage(stage), "e5m2", 0)
+                row_statistics = backward_scores.of_columns(statistic + QUERIES)
+                d_p = warpgroup.wait(1, d_p)
+                ring.arrive(query_ring.empty(stage))
+                ring.arrive(gradient_ring.empty(stage))
+                d_s = backward_scores.score_gradients(d_p, row_statistics, rounded_p, factor)
+                if seen.is_general():
+                    d_s = seen.mask_general(d_s, query_tile)
+                elif seen.is_partial(query_tile):
+                    d_s = seen.mask_interval(d_s, query_tile)
+                d_value = backward_products.add(d_value, 0, warpgroup.wait(0, product))
+                old_d_s = backward_scores.as_bytes(d_s)
+
+                if cutlass.const_expr(parts > 1):
+                    product = backward_products.of_columns(p_bytes, columns_ring.stage(stage), "e5m2", 1)
+                if cutlass.const_expr(with_query):
+                    buffer = step & 1
+                    ring.wait(exchanged + (buffer ^ 1), (step - 1) >> 1 & 1)
+                    backward_scores.store_by_query(scores + buffer * SCORE_BYTES, old_d_s, warp_of_keys)
+                    old_scores = backward_products.operand(scores + (buffer ^ 1) * SCORE_BYTES, tile.ROWS, "e4m3")
+                    d_query = backward_products.of_shared(old_scores, key_channels, head_size // 2, tile.ROWS)
+                if cutlass.const_expr(parts > 1):
+                    product = warpgroup.wait(1 if with_query else 0, product)
+                    d_value = backward_products.add(d_value, 1, product)
+                if cutlass.const_expr(with_query):
+                    d_query = warpgroup.wait(0, d_query)
+                    ring.arrive(exchanged + buffer)
+                if step > 0:
+                    ring.arrive(columns_ring.empty(old_stage))
+                    if cutlass.const_expr(with_query):
+                        backward_query_sums.add(view(query_sums, Float32), d_query, old_tile, consumer, head_size)
+                old_tile = head * query_tiles + query_tile
+                old_stage, old_parity = stage, parity
+                stage, parity = ring.next_stage(stage, parity)
+                step += 1
+        if step > 0:
+            query_columns = columns_ring.stage(old_stage) + columns_bytes
+            for part in cutlass.range_constexpr(parts):
+                product = backward_products.of_columns(old_d_s, query_columns, "e4m3", part)
+                d_key = backward_products.add(d_key, part, warpgroup.wait(0, product))
+            if cutlass.const_expr(with_query):
+                buffer = (step - 1) & 1
+                ring.wait(exchanged + buffer, (step - 1) >> 1 & 1)
+                old_scores = backward_products.operand(scores + buffer * SCORE_BYTES, tile.ROWS, "e4m3")
+                d_query = backward_products.of_shared(old_scores, key_channels, head_size // 2, tile.ROWS)
+                d_query = warpgroup.wait(0, d_query)
+                backward_query_sums.add(view(query_sums, Float32), d_query, old_tile, consumer, head_size)
+        true_unit = unit * backward_query_sums.inverse_scale(gradient_scale, Int64(kv_index))
+        for gradient, sums in ((key_gradient, d_key), (value_gradient, d_value)):
+            epilogue.store_output(
+                view(gradient, Uint32), sums, [true_unit] * 2, seen.keys, num_keys, kv_heads, kv_head, batch, head_size
+            )

@@ -1,0 +1,244 @@
+"""The gradient of the query in a fixed order: a thread block has 128 query rows and goes through the keys they see.
+
+:mod:`kernels.hopper.backward` without its share of the query's gradient does the rest. Scores and their gradients are
+computed a second time here, so that no sum depends on the order in which thread blocks run.
+
+| product | A | B |
+|---|---|---|
+| S = Q K^T | float16 query, resident | float16 key |
+| dP = dO V^T | output gradient, resident | value |
+| dQ += dS K | dS in registers | columns of the key |
+
+Rows are in the order of :func:`kernels.hopper.key_order.key_of_row`. dQ of a tile is computed one step later; see
+:mod:`kernels.hopper.backward`.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.arch import block_idx, grid_dim, thread_idx, warp_idx
+from cutlass.experimental import cuda, primitives
+from kernels import shared, tile
+from kernels.hopper import backward_keys, backward_products, backward_query_sums, backward_scores, epilogue, warpgroup
+from kernels.hopper import backward_ring as ring
+from kernels.hopper.backward_keys import KEYS
+from kernels.hopper.backward_memory import PART
+from kernels.hopper.backward_queries import GROUPS, QUERIES
+from kernels.words import Float32, Uint8, Uint32, as_float, load_if, view, when
+
+Int32, Int64, Boolean, Pointer, Constexpr = (
+    cutlass.Int32,
+    cutlass.Int64,
+    cutlass.Boolean,
+    cutlass.Pointer,
+    cutlass.Constexpr,
+)
+TensorMap = cutlass.GridConstant[cuda.TensorMap]
+
+CONSUMERS = 2
+THREADS = 128 * (CONSUMERS + 1)
+_PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 24, 240
+
+
+@cute.jit
+def _copy(target: Pointer, source: TensorMap, place: tuple[Int32, ...], barrier: Pointer) -> None:
+    primitives.cp_async_bulk_tensor_shared_cta_global(target, source.get_ptr(), place, barrier)
+
+
+@cute.kernel
+def backward_query(
+    query_map: TensorMap,
+    gradient_map: TensorMap,
+    key_map: TensorMap,
+    value_map: TensorMap,
+    key_columns_map: TensorMap,
+    statistics: Pointer,
+    gradient_scale: Pointer,
+    query_gradient: Pointer,
+    query_lengths: Pointer,
+    key_lengths: Pointer,
+    query_segments: Pointer,
+    key_segments: Pointer,
+    key_offset: Pointer,
+    num_queries: Int32,
+    num_keys: Int32,
+    query_heads: Int32,
+    kv_heads: Int32,
+    window_left: Int32,
+    window_right: Int32,
+    log2_scale: Float32,
+    lift: Float32,
+    factor: Float32,
+    unit: Float32,
+    head_size: Constexpr,
+) -> None:
+    """Gradient of 128 rows of a head.
+
+    Args:
+      query_map: Of float16 [B N T', head_size], from :mod:`kernels.hopper.backward_prepare`.
+      gradient_map: Of E5M2 [B N T' / 16, 2, 8, head_size], where entry [_, h, g] is row 2 g + h.
+      key_map: Of float16 [B K S', head_size], from :mod:`kernels.hopper.expand_key`.
+      value_map: Of E4M3 [B K S' / 16, 2, 8, head_size], like the gradient's.
+      key_columns_map: Of E4M3 [B K head_size, S'].
+      statistics: float32 [B, N, T' / 64, 2, 64], from :mod:`kernels.hopper.backward_prepare`.
+      gradient_scale: float32 [B, K].
+      query_gradient: bfloat16 [B, T, N, head_size].
+      query_lengths: int32 [B] or null.
+      key_lengths: int32 [B] or null.
+      query_segments: int32 [B, T] or null.
+      key_segments: int32 [B, S] or null.
+      key_offset: int32 [], position of key 0 minus that of query 0, or null.
+      num_queries: T.
+      num_keys: S.
+      query_heads: N.
+      kv_heads: K.
+      window_left: A query sees keys at most so far behind it.
+      window_right: And so far ahead of it.
+      log2_scale: From a raw score to a base-2 log score.
+      lift: Octaves by which P is lifted.
+      factor: Softmax scale without the factors of the gradients' operands.
+      unit: Factor of the gradient without its scale.
+      head_size: 64 or 128.
+    """
+    parts, tile_bytes = head_size // PART, KEYS * head_size
+    query, gradient = (
+        view(shared.words(size // 4, 1024).data_ptr(), Uint8) for size in (4 * tile_bytes, 2 * tile_bytes)
+    )
+    key_ring, value_ring, columns_ring = ring.allocate(2 * tile_bytes, tile_bytes, tile_bytes)
+    resident = view(shared.words(4).data_ptr(), Int64)
+    thread, _, _ = thread_idx()
+    warp = cute.arch.make_warp_uniform(warp_idx())
+    if thread == 0:
+        for each in (key_ring, value_ring, columns_ring):
+            each.initialize()
+        primitives.mbarrier_init(resident, 1)
+    primitives.fence_mbarrier_init()
+    primitives.barrier_cta_sync(0)
+
+    head, tile_index, batch = block_idx()
+    _, row_tiles, _ = grid_dim()
+    # The last rows come first: if attention is causal they see most keys.
+    row_tile = row_tiles - 1 - tile_index
+    head_index, kv_index = batch * query_heads + head, batch * kv_heads + head // (query_heads // kv_heads)
+    padded_keys = (num_keys + tile.ROWS - 1) // tile.ROWS * tile.ROWS
+    keys = backward_keys.range_of(
+        row_tile * tile.ROWS,
+        batch,
+        num_queries,
+        num_keys,
+        query_lengths,
+        key_lengths,
+        key_offset,
+        window_left,
+        window_right,
+    )
+    first_tile = keys.first_tile
+
+    if warp < 4:
+        primitives.setmaxregister(_PRODUCER_REGISTERS, "decrease")
+        if thread == 0:
+            row = (head_index * row_tiles + row_tile) * tile.ROWS
+            primitives.mbarrier_arrive_expect_tx(resident, 6 * tile_bytes)
+            for part in cutlass.range_constexpr(parts):
+                target = query + part * (tile.ROWS * warpgroup.SWIZZLE_BYTES)
+                _copy(target, query_map, (Int32(part * PART), row), resident)
+            _copy(gradient, gradient_map, (Int32(0), Int32(0), Int32(0), row // 16), resident)
+            stage, parity = Int32(0), Int32(1)
+            for j in cutlass.range(keys.num_tiles):
+                key_tile = first_tile + j
+                row = kv_index * padded_keys + key_tile * KEYS
+                ring.wait(key_ring.empty(stage), parity)
+                full = key_ring.full(stage)
+                primitives.mbarrier_arrive_expect_tx(full, key_ring.bytes)
+                for part in cutlass.range_constexpr(parts):
+                    target = key_ring.stage(stage) + part * (KEYS * warpgroup.SWIZZLE_BYTES)
+                    _copy(target, key_map, (Int32(part * PART), row), full)
+                ring.wait(value_ring.empty(stage), parity)
+                full = value_ring.full(stage)
+                primitives.mbarrier_arrive_expect_tx(full, value_ring.bytes)
+                _copy(value_ring.stage(stage), value_map, (Int32(0), Int32(0), Int32(0), row // 16), full)
+                ring.wait(columns_ring.empty(stage), parity)
+                full = columns_ring.full(stage)
+                primitives.mbarrier_arrive_expect_tx(full, columns_ring.bytes)
+                columns = (key_tile * KEYS, kv_index * head_size)
+                _copy(columns_ring.stage(stage), key_columns_map, columns, full)
+                stage, parity = ring.next_stage(stage, parity)
+    else:
+        primitives.setmaxregister(_CONSUMER_REGISTERS, "increase")
+        consumer = warp // 4 - 1
+        first_row = row_tile * tile.ROWS + consumer * warpgroup.ROWS
+        seen = backward_keys.View(
+            keys,
+            first_row,
+            window_left,
+            window_right,
+            query_segments,
+            key_segments,
+            batch,
+            num_queries,
+            num_keys,
+        )
+        rows_of_query = query + consumer * (warpgroup.ROWS * warpgroup.SWIZZLE_BYTES)
+        query_rows = backward_products.operand(rows_of_query, warpgroup.SWIZZLE_BYTES, "f16", tile.ROWS)
+        rows_of_gradient = gradient + consumer * tile_bytes
+        gradient_rows = backward_products.operand(rows_of_gradient, head_size, "e5m2")
+        source = view(statistics, Uint32) + Int64(head_index * row_tiles + row_tile) * (4 * QUERIES)
+        places = [source + (consumer * (2 * QUERIES) + (row - first_row)) for row in seen.rows]
+        offsets = [as_float(load_if(Boolean(True), place, 1)[0]) for place in places]
+        row_statistics = [as_float(load_if(Boolean(True), place + QUERIES, 1)[0]) for place in places]
+        d_query = [Float32(0.0) for _ in range(head_size // 2)]
+        old_d_s = [Uint32(0) for _ in range(2 * GROUPS)]
+        stage, parity, old_stage, old_parity = Int32(0), Int32(0), Int32(0), Int32(0)
+        ring.wait(resident, Int32(0))
+        for j in cutlass.range(keys.num_tiles):
+            key_tile = first_tile + j
+            ring.wait(key_ring.full(stage), parity)
+            key_rows = backward_products.operand(key_ring.stage(stage), warpgroup.SWIZZLE_BYTES, "f16", KEYS)
+            s = backward_products.of_shared(query_rows, key_rows, KEYS, 2 * head_size)
+            ring.wait(value_ring.full(stage), parity)
+            value_rows = backward_products.operand(value_ring.stage(stage), head_size, "e4m3")
+            d_p = backward_products.of_shared(gradient_rows, value_rows, KEYS, head_size)
+            ring.wait(columns_ring.full(old_stage), old_parity)
+            product = backward_products.of_columns(old_d_s, columns_ring.stage(old_stage), "e4m3", 0)
+            s = warpgroup.wait(2, s)
+            p = backward_scores.probabilities(s, backward_scores.of_rows(offsets), log2_scale, lift)
+            if seen.is_general():
+                p = seen.mask_general(p, key_tile)
+            elif seen.is_partial(key_tile):
+                p = seen.mask_interval(p, key_tile)
+            d_query = backward_products.add(d_query, 0, warpgroup.wait(0, product))
+            if cutlass.const_expr(parts > 1):
+                product = backward_products.of_columns(old_d_s, columns_ring.stage(old_stage), "e4m3", 1)
+            d_p = warpgroup.wait(parts - 1, d_p)
+            ring.arrive(key_ring.empty(stage))
+            ring.arrive(value_ring.empty(stage))
+            p_bytes = backward_scores.as_bytes(p)
+            d_s = backward_scores.score_gradients(d_p, backward_scores.of_rows(row_statistics), p_bytes, factor)
+            if seen.is_general():
+                d_s = seen.mask_general(d_s, key_tile)
+            elif seen.is_partial(key_tile):
+                d_s = seen.mask_interval(d_s, key_tile)
+            if cutlass.const_expr(parts > 1):
+                d_query = backward_products.add(d_query, 1, warpgroup.wait(0, product))
+            old_d_s = backward_scores.as_bytes(d_s)
+            if j > 0:
+                ring.arrive(columns_ring.empty(old_stage))
+            old_stage, old_parity = stage, parity
+            stage, parity = ring.next_stage(stage, parity)
+        if keys.num_tiles > 0:
+            ring.wait(columns_ring.full(old_stage), old_parity)
+            for part in cutlass.range_constexpr(parts):
+                product = backward_products.of_columns(old_d_s, columns_ring.stage(old_stage), "e4m3", part)
+                d_query = backward_products.add(d_query, part, warpgroup.wait(0, product))
+        true_unit = unit * backward_query_sums.inverse_scale(gradient_scale, Int64(kv_index))
+        factors = [when(offset == Float32(float("-inf")), Float32(0.0), true_unit) for offset in offsets]
+        epilogue.store_output(
+            view(query_gradient, Uint32),
+            d_query,
+            factors,
+            seen.rows,
+            num_queries,
+            query_heads,
+            head,
+            batch,
+            head_size,
+        )

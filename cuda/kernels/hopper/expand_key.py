@@ -1,0 +1,79 @@
+"""Key from NVFP4 to float16, in the order in which the forward's first product wants its rows."""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.arch import block_idx, thread_idx
+from kernels import tile
+from kernels.hopper.key_order import key_of_row
+from kernels.hopper.nvfp4_values import values_of_block
+from kernels.words import Uint32, load_if, view
+
+Int32, Int64, Pointer, Constexpr = cutlass.Int32, cutlass.Int64, cutlass.Pointer, cutlass.Constexpr
+
+_CHANNELS = 16  # of a block
+
+
+@cute.jit
+def _key_of_slot(slot: Int32, num_keys: Int32, order: Pointer) -> Int32:
+    key = slot
+    if order.toint() != 0:
+        if slot < num_keys:
+            key = (order + slot).load()
+    return key
+
+
+def _expand_block(
+    codes: Pointer,
+    pages: Pointer,
+    values: Pointer,
+    head: Int64,
+    key: Int32,
+    row: Int64,
+    block: Int32,
+    tiles: Int32,
+    head_size: int,
+) -> None:
+    words = load_if(cutlass.Boolean(True), codes + ((head * tiles * tile.ROWS + key) * (head_size // 8) + block * 2), 2)
+    page = (head * tiles + key // tile.ROWS) * (head_size // 64) + block // 4
+    place = page * 128 + key % 32 * 4 + key % tile.ROWS // 32
+    scales = load_if(cutlass.Boolean(True), pages + place, 1)[0]
+    pairs = values_of_block(words, scales >> (block % 4 * 8) & 0xFF)
+    target = values + ((head * tiles * tile.ROWS + row) * (head_size // 2) + block * 8)
+    for start in (0, 4):
+        (target + start).store(cutlass.Vector.from_elements(pairs[start : start + 4], Uint32), alignment=16)
+
+
+@cute.kernel
+def expand_key(
+    codes: Pointer,
+    pages: Pointer,
+    order: Pointer,
+    values: Pointer,
+    num_keys: Int32,
+    num_heads: Int32,
+    head_size: Constexpr,
+) -> None:
+    """Expands a tile.
+
+    Args:
+      codes: uint8 [B, num_heads, 128 tiles, head_size / 2].
+      pages: uint8 [B, num_heads, tiles, head_size / 64, 512].
+      order: int32 [num_keys], the key in each slot, or null.
+      values: float16 [B, num_heads, 128 tiles, head_size]; row p of a tile is of slot ``key_of_row(p)``.
+      num_keys: Keys.
+      num_heads: Heads.
+      head_size: 64 or 128.
+    """
+    head_index, key_tile, batch = block_idx()
+    thread, _, _ = thread_idx()
+    tiles = (num_keys + tile.ROWS - 1) // tile.ROWS
+    head = Int64(batch) * num_heads + head_index
+    codes, pages, values = (view(pointer, Uint32) for pointer in (codes, pages, values))
+    order = view(order, Int32)
+    blocks = head_size // _CHANNELS
+    threads = 2 * head_size
+    for step in cutlass.range_constexpr(tile.ROWS * blocks // threads):
+        index = step * threads + thread
+        row, block = index // blocks, index % blocks
+        key = _key_of_slot(key_tile * tile.ROWS + key_of_row(row), num_keys, order)
+        _expand_block(codes, pages, values, head, key, Int64(key_tile * tile.ROWS + row), block, tiles, head_size)

@@ -1,0 +1,386 @@
+"""The library's forward for Hopper on the emulator: nothing is found, and the results are those of the reference."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jax_fp4attn import recipes
+from jax_fp4attn.config import LOG2_E
+from jax_fp4attn.formats import BlockScaled, from_scale_pages, to_scale_pages
+from jax_fp4attn.reference.operands import score_operand_values, value_operand_values
+from jax_fp4attn.reference.tiles import key_order
+from tests.assertions import relative_l2
+from tests.emulator.kernels import hopper_forward as hopper
+from tests.emulator.kernels.hopper_forward import Attention, Problem, Shape
+
+pytestmark = pytest.mark.skipif(not hopper.available(), reason="build/native has no forward: make native")
+
+LEADING = dataclasses.replace(recipes.accurate, name="leading", anchor_order="leading", margin=0)
+
+LSE = 1e-4
+# A score within rounding of a threshold may get the next code, which shows in a row of few keys.
+LSE_WHERE_A_CODE_FLIPS, ROWS_WHERE_A_CODE_FLIPS = 2e-3, 0.02
+OUTPUT = 2e-3  # relative, in the L2 norm
+# Of the output's elements, with E2M1 codes, whose sums are exact, and with E4M3 probabilities, whose products Hopper
+# adds with fewer bits than float32 has.
+ELEMENTS_THAT_DIFFER = {"mxfp4": 0.02, "e4m3": 0.1}
+
+
+def check(problem: Problem, elements: float | None = None) -> None:
+    """Compares with the reference.
+
+    Args:
+      problem: What to compute.
+      elements: Share of the output's elements that may differ.
+    """
+    (actual,) = hopper.attend(problem)
+    expected = problem.expected()
+    assert_same_lse(actual.lse, expected.lse)
+    assert np.isfinite(actual.output).all()
+    assert relative_l2(actual.output, expected.output) < OUTPUT or not expected.output.any()
+    different = actual.output != expected.output
+    assert np.mean(different) < (ELEMENTS_THAT_DIFFER[problem.recipe.p_format] if elements is None else elements)
+
+
+def assert_same_lse(actual: np.ndarray, expected: np.ndarray) -> None:
+    finite = np.isfinite(expected)
+    np.testing.assert_array_equal(actual[~finite], expected[~finite])
+    actual, expected = actual[finite], expected[finite]
+    error = np.abs(actual - expected)
+    rounding = 4 * np.spacing(np.abs(expected))
+    assert np.sum(error > LSE + rounding) <= ROWS_WHERE_A_CODE_FLIPS * error.size
+    assert (error <= LSE_WHERE_A_CODE_FLIPS + rounding).all()
+
+
+def same_bits(one: Attention, other: Attention) -> bool:
+    return all(np.array_equal(x.view(np.uint32), y.view(np.uint32)) for x, y in zip(one, other, strict=True))
+
+
+def random_segments(batch: int, num_queries: int, num_keys: int) -> tuple[np.ndarray, np.ndarray]:
+    """Segments 0 (padding) to 3, which follow one another."""
+    rng = np.random.default_rng(7)
+    queries, keys = (np.sort(rng.integers(0, 4, (batch, length)), axis=1) for length in (num_queries, num_keys))
+    return queries, keys
+
+
+CASES: dict[str, tuple[Any, Shape, dict[str, Any]]] = {
+    "one key": (recipes.square, Shape(1, 3, 1, 1, 1, 64), {}),
+    "31 keys": (recipes.fast, Shape(1, 40, 31, 2, 1, 128), {}),
+    "33 keys": (recipes.exact_map, Shape(1, 40, 33, 1, 1, 64), {}),
+    "127 keys": (recipes.train, Shape(1, 70, 127, 2, 2, 128), {}),
+    "a whole tile": (recipes.fp8_pv, Shape(1, 40, 128, 1, 1, 64), {}),
+    "strided anchor of few keys": (recipes.accurate, Shape(1, 40, 31, 1, 1, 128), {}),
+    "two tiles and 1": (recipes.train, Shape(1, 40, 257, 1, 1, 64), {}),
+    "two tiles and 33": (recipes.square, Shape(1, 40, 289, 1, 1, 128), {}),
+    "three tiles": (recipes.fast, Shape(1, 40, 383, 1, 1, 64), {}),
+    "strided anchor": (recipes.accurate, Shape(2, 40, 287, 2, 1, 64), {}),
+    "raw margin": (recipes.accurate_raw_margin, Shape(1, 40, 161, 1, 1, 128), {}),
+    "leading anchor": (LEADING, Shape(1, 40, 255, 1, 1, 64), {}),
+    "several items a block": (recipes.square, Shape(2, 150, 40, 3, 1, 64), {}),
+    "causal": (recipes.train, Shape(1, 150, 150, 2, 1, 64), {"is_causal": True}),
+    "causal and more keys": (recipes.fast, Shape(1, 100, 260, 1, 1, 128), {"is_causal": True}),
+    "causal and fewer keys": (recipes.fp8_pv, Shape(1, 200, 65, 1, 1, 128), {"is_causal": True}),
+    "causal with a strided anchor": (recipes.accurate, Shape(1, 140, 140, 1, 1, 64), {"is_causal": True}),
+    "window": (recipes.train, Shape(1, 140, 300, 1, 1, 128), {"window": (20, 50)}),
+    "window behind": (recipes.square, Shape(1, 200, 200, 1, 1, 64), {"window": (17, 0)}),
+    "window with a strided anchor": (recipes.accurate, Shape(1, 64, 200, 1, 1, 64), {"window": (9, 3)}),
+    "offset": (recipes.train, Shape(1, 40, 200, 1, 1, 64), {"is_causal": True, "key_offset": -150}),
+    "offset ahead": (recipes.fast, Shape(1, 60, 60, 1, 1, 64), {"is_causal": True, "key_offset": 30}),
+    "lengths": (
+        recipes.fast,
+        Shape(3, 70, 200, 2, 1, 64),
+        {"query_lengths": [70, 33, 1], "key_lengths": [129, 200, 31]},
+    ),
+    "lengths, E4M3": (recipes.train, Shape(2, 70, 200, 2, 1, 128), {"query_lengths": [65, 0], "key_lengths": [1, 9]}),
+    "lengths with a strided anchor": (recipes.accurate, Shape(2, 40, 200, 1, 1, 64), {"key_lengths": [150, 3]}),
+    "segments": (recipes.train, Shape(2, 70, 170, 2, 1, 64), {"segments": random_segments(2, 70, 170)}),
+    "causal segments": (
+        recipes.square,
+        Shape(1, 150, 150, 1, 1, 128),
+        {"is_causal": True, "segments": random_segments(1, 150, 150)},
+    ),
+    "everything": (
+        recipes.accurate,
+        Shape(2, 70, 150, 2, 1, 64),
+        {
+            "window": (100, 30),
+            "query_lengths": [70, 50],
+            "key_lengths": [150, 140],
+            "segments": random_segments(2, 70, 150),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_reference(name: str) -> None:
+    recipe, shape, options = CASES[name]
+    check(hopper.problem(recipe, *hopper.inputs(shape), **options))
+
+
+@pytest.mark.parametrize("name", ["strided anchor", "causal"])
+def test_every_schedule_gives_the_same_bits(name: str) -> None:
+    recipe, shape, options = CASES[name]
+    first, *others = hopper.attend(hopper.problem(recipe, *hopper.inputs(shape), **options), seeds=range(5))
+    assert len(others) == 4
+    assert all(same_bits(first, other) for other in others)
+
+
+def test_thread_blocks_share_the_items_in_any_way() -> None:
+    recipe, shape, options = CASES["several items a block"]
+    problem = hopper.problem(recipe, *hopper.inputs(shape), **options)
+    (one,), (many,) = hopper.attend(problem, blocks=1), hopper.attend(problem, blocks=12)
+    assert same_bits(one, many)
+
+
+class TestVisibility:
+    """What a row does not see does not matter, whatever it is."""
+
+    @pytest.mark.parametrize(
+        "recipe", [recipes.train, recipes.square, recipes.accurate], ids=lambda recipe: recipe.name
+    )
+    def test_scores_beyond_the_lengths(self, recipe: Any) -> None:
+        options: dict[str, Any] = {"query_lengths": [33, 70], "key_lengths": [131, 60]}
+        clean = hopper.problem(recipe, *hopper.inputs(Shape(2, 70, 200, 1, 1, 64)), **options)
+        valid_queries = np.arange(128) < np.array(options["query_lengths"])[:, None]
+        valid_keys = np.arange(256) < np.array(options["key_lengths"])[:, None]
+        poisoned = dataclasses.replace(
+            clean,
+            operands=dataclasses.replace(
+                clean.operands,
+                query=with_nan_scales(clean.operands.query, ~valid_queries),
+                key=with_nan_scales(clean.operands.key, ~valid_keys),
+            ),
+        )
+        ((actual,), (expected,)) = hopper.attend(poisoned), hopper.attend(clean)
+        assert same_bits(actual, expected)
+
+    @pytest.mark.parametrize("recipe", [recipes.train, recipes.fast], ids=lambda recipe: recipe.name)
+    def test_a_nan_is_in_the_rows_that_see_it(self, recipe: Any) -> None:
+        query, key, value = hopper.inputs(Shape(1, 140, 140, 1, 1, 64))
+        clean = hopper.problem(recipe, query, key, value, is_causal=True)
+        where = 130
+        key[0, where, 0, 5] = np.nan
+        spoiled = hopper.problem(recipe, query, key, value, is_causal=True)
+        ((actual,), (expected,)) = hopper.attend(spoiled), hopper.attend(clean)
+        assert np.isnan(actual.output[0, 0, where:]).all() and np.isnan(actual.lse[0, 0, where:]).all()
+        before = Attention(actual.output[0, 0, :where], actual.lse[0, 0, :where])
+        assert same_bits(before, Attention(expected.output[0, 0, :where], expected.lse[0, 0, :where]))
+
+    @pytest.mark.parametrize("recipe", [recipes.fp8_pv, recipes.accurate], ids=lambda recipe: recipe.name)
+    @pytest.mark.parametrize(
+        ("options", "blind"),
+        [
+            ({"query_lengths": [13]}, np.arange(40) >= 13),
+            ({"key_lengths": [0]}, np.arange(40) >= 0),
+            ({"window": (0, 3), "key_offset": 20}, (np.arange(40) < 17) | (np.arange(40) > 20 + 29)),
+            ({"window": (3, 0), "key_offset": -35}, np.arange(40) >= 0),
+            ({"segments": (np.arange(40)[None] % 3, np.ones((1, 30)))}, np.arange(40) % 3 != 1),
+        ],
+        ids=lambda x: "" if isinstance(x, np.ndarray) else ", ".join(x),
+    )
+    def test_rows_that_see_nothing(self, options: dict[str, Any], blind: np.ndarray, recipe: Any) -> None:
+        problem = hopper.problem(recipe, *hopper.inputs(Shape(1, 40, 30, 1, 1, 64)), **options)
+        (actual,) = hopper.attend(problem)
+        np.testing.assert_array_equal(actual.lse[0, 0] == -np.inf, blind)
+        assert (actual.output[0, 0][blind] == 0).all()
+        check(problem)
+
+
+def with_nan_scales(x: BlockScaled, rows: np.ndarray) -> BlockScaled:
+    """NVFP4 with NaN scales in some rows [B, tiles * 128] of every head, rows that have no codes among them."""
+    num_scales = x.shape[-1] // x.block_size
+    scales = from_scale_pages(x.scales, rows.shape[1], num_scales)
+    scales = jnp.where(rows[:, None, :, None], np.uint8(0x7F), scales)
+    return dataclasses.replace(x, scales=to_scale_pages(scales))
+
+
+class TestExtremes:
+    @pytest.mark.parametrize(
+        "recipe", [recipes.train, recipes.fast, recipes.square, recipes.accurate], ids=lambda r: r.name
+    )
+    def test_equal_scores(self, recipe: Any) -> None:
+        query, key, value = hopper.inputs(Shape(1, 40, 161, 1, 1, 64))
+        key[:] = key[:, :1]
+        check(hopper.problem(recipe, query, key, value))
+
+    @pytest.mark.parametrize("recipe", [recipes.train, recipes.exact_map, recipes.accurate], ids=lambda r: r.name)
+    def test_zero_query(self, recipe: Any) -> None:
+        query, key, value = hopper.inputs(Shape(1, 40, 161, 1, 1, 64))
+        query[:] = 0
+        check(hopper.problem(recipe, query, key, value))
+
+    # Of larger scores with an anchor the reference, whose small numbers become zero on a CPU, loses the output.
+    @pytest.mark.parametrize(
+        ("recipe", "size"),
+        [
+            (recipes.train, 30),
+            (recipes.train, 300),
+            (recipes.square, 30),
+            (recipes.square, 300),
+            (recipes.accurate, 30),
+        ],
+        ids=lambda x: getattr(x, "name", str(x)),
+    )
+    def test_large_scores(self, recipe: Any, size: int) -> None:
+        query, key, value = hopper.inputs(Shape(1, 40, 161, 1, 1, 64))
+        # Scores are rounded more coarsely, too, so that more of them get the next code.
+        check(hopper.problem(recipe, query * query.dtype.type(size), key, value), elements=0.1)
+
+    def constant(self, recipe: Any, log2_score: float, num_keys: int = 161) -> Problem:
+        """All scores are the same."""
+        query, key, value = hopper.inputs(Shape(1, 40, num_keys, 1, 1, 64))
+        query[:], key[:] = 0, 0
+        query[..., 0], key[..., 0] = 1, np.sign(log2_score)
+        return hopper.problem(recipe, query, key, value, scale=abs(log2_score) / LOG2_E)
+
+    @pytest.mark.parametrize("recipe", [recipes.fast, recipes.square, recipes.exact_map], ids=lambda r: r.name)
+    @pytest.mark.parametrize("log2_score", [100.0, 140.0, 300.0])
+    def test_scores_above_the_range_of_scales_saturate(self, recipe: Any, log2_score: float) -> None:
+        check(self.constant(recipe, log2_score))
+
+    @pytest.mark.parametrize("recipe", [recipes.fast, recipes.exact_map], ids=lambda r: r.name)
+    def test_a_denominator_that_overflows(self, recipe: Any) -> None:
+        problem = self.constant(dataclasses.replace(recipe, p_scale_shift=0), 127.0)
+        (actual,) = hopper.attend(problem)
+        assert (actual.lse == np.inf).all() and (actual.output == 0).all()
+        assert (problem.expected().lse == np.inf).all()
+
+    @pytest.mark.parametrize("recipe", [recipes.fast, recipes.square, recipes.exact_map], ids=lambda r: r.name)
+    def test_rows_far_below_the_reference_vanish(self, recipe: Any) -> None:
+        problem = self.constant(recipe, -125.0)
+        (actual,) = hopper.attend(problem)
+        assert (actual.lse == -np.inf).all() and (actual.output == 0).all()
+        assert (problem.expected().lse == -np.inf).all()
+
+    @pytest.mark.parametrize("recipe", [recipes.train, recipes.fp8_pv], ids=lambda r: r.name)
+    @pytest.mark.parametrize("log2_score", [-125.0, 125.0, 1000.0])
+    def test_a_running_maximum_has_no_range(self, recipe: Any, log2_score: float) -> None:
+        check(self.constant(recipe, log2_score))
+
+    @pytest.mark.parametrize(
+        "recipe", [recipes.train, recipes.fast, recipes.exact_map, recipes.accurate], ids=lambda r: r.name
+    )
+    @pytest.mark.parametrize("place", [0, 382])
+    def test_a_sink(self, recipe: Any, place: int) -> None:
+        """One key has 2**20 times the weight of others, in the first of three tiles or in the last."""
+        query, key, value = hopper.inputs(Shape(1, 40, 383, 1, 1, 64))
+        query[..., 0], key[..., 0] = 1, 0
+        key[:, place], key[:, place, :, 0] = 0, 6
+        check(hopper.problem(recipe, query, key, value, scale=20 / 6 / LOG2_E))
+
+    @pytest.mark.parametrize("recipe", [recipes.fast, recipes.square], ids=lambda r: r.name)
+    def test_later_tiles_of_much_larger_scales(self, recipe: Any) -> None:
+        """Scales grow by more octaves from tile to tile than float32 sums may lose."""
+        query, key, value = hopper.inputs(Shape(1, 40, 383, 1, 1, 64))
+        query[:], key[:] = 0, 0
+        query[..., 0], key[0, :, 0, 0] = 6, np.repeat([-6, 0, 6], 128)[:383]
+        check(hopper.problem(recipe, query, key, value, scale=70 / 36 / LOG2_E))
+
+    @pytest.mark.parametrize("recipe", [recipes.square, recipes.accurate], ids=lambda r: r.name)
+    def test_values_of_very_different_scales(self, recipe: Any) -> None:
+        """Blocks of a tile 24 octaves apart; each channel's own error counts."""
+        query, key, value = hopper.inputs(Shape(1, 40, 161, 1, 1, 64))
+        rng = np.random.default_rng(5)
+        value *= np.exp2(rng.integers(-12, 13, (1, 1, 1, 64))).astype(value.dtype)
+        problem = hopper.problem(recipe, query, key, value)
+        (actual,) = hopper.attend(problem)
+        expected = problem.expected()
+        assert_same_lse(actual.lse, expected.lse)
+        for channel in range(64):
+            assert relative_l2(actual.output[..., channel], expected.output[..., channel]) < 2e-3
+
+
+def zero_problem(recipe: Any, num_keys: int, head_size: int) -> Problem:
+    """One query and one head."""
+    return hopper.problem(recipe, *(np.zeros_like(x) for x in hopper.inputs(Shape(1, 1, num_keys, 1, 1, head_size))))
+
+
+def in_place_of(x: BlockScaled, codes: np.ndarray, scales: np.ndarray) -> BlockScaled:
+    """An operand of one head with other codes and scales, both in rows."""
+    replaced = dataclasses.replace(x, codes=jnp.asarray(codes)[None, None], scales=jnp.asarray(scales)[None, None])
+    return dataclasses.replace(replaced, scale_layout="rows").in_pages()
+
+
+class TestExpansion:
+    @pytest.mark.parametrize("head_size", [64, 128])
+    def test_every_code_and_scale_of_a_key(self, head_size: int) -> None:
+        blocks, num_keys = head_size // 16, 128
+        codes = np.tile(np.arange(16, dtype=np.uint8), (num_keys, blocks)).reshape(num_keys, -1, 2)
+        scales = np.resize(np.arange(128, dtype=np.uint8), (num_keys, blocks))
+        problem = zero_problem(recipes.train, num_keys, head_size)
+        packed = codes[..., 0] | codes[..., 1] << 4
+        key = in_place_of(problem.operands.key, packed, scales)
+        problem = dataclasses.replace(problem, operands=dataclasses.replace(problem.operands, key=key))
+        actual = hopper.expanded_key(problem)[0, 0, hopper.rows_of_keys(num_keys)]
+        expected = np.asarray(key.dequantize())[0, 0]
+        assert np.isnan(expected).sum() == 16 * np.sum(scales == 0x7F)
+        np.testing.assert_array_equal(actual.astype(np.float32), expected)
+        np.testing.assert_array_equal(np.signbit(actual), np.signbit(expected))
+
+    @pytest.mark.parametrize("head_size", [64, 128])
+    @pytest.mark.parametrize("recipe", [recipes.train, recipes.accurate], ids=lambda recipe: recipe.name)
+    def test_keys_are_where_the_first_product_wants_them(self, recipe: Any, head_size: int) -> None:
+        problem = hopper.problem(recipe, *hopper.inputs(Shape(2, 1, 200, 2, 2, head_size)))
+        slots = hopper.expanded_key(problem)[:, :, hopper.rows_of_keys(200)]
+        expected = np.array(score_operand_values(problem.operands.key))
+        order = key_order(recipe, 200)
+        if order is not None:
+            expected[:, :, :200] = expected[:, :, order]
+        np.testing.assert_array_equal(slots.astype(np.float32), expected)
+
+    @pytest.mark.parametrize("head_size", [64, 128])
+    def test_values_are_exact_within_28_octaves_of_a_tile(self, head_size: int) -> None:
+        rng = np.random.default_rng(3)
+        tops = [27, 28, 100, 127, 200, 254]
+        bytes_ = np.stack([rng.integers(top - 27, top + 1, (head_size, 4)) for top in tops], 1)
+        bytes_[0, :, 0] = tops
+        problem, expected = self.value_problem(rng, bytes_)
+        np.testing.assert_array_equal(self.values(problem), expected)
+
+    def test_smaller_values_round_to_the_smallest_step(self) -> None:
+        rng = np.random.default_rng(4)
+        top = 200
+        bytes_ = rng.integers(0, top + 1, (64, 3, 4))
+        bytes_[0, :, 0] = top
+        problem, expected = self.value_problem(rng, bytes_)
+        error = np.abs(self.values(problem) - expected)
+        assert error.max() <= 2.0 ** (top - 127 - 29)
+
+    def test_a_nan_is_in_its_block_alone(self) -> None:
+        rng = np.random.default_rng(4)
+        bytes_ = rng.integers(100, 120, (64, 2, 4))
+        bytes_[5, 0, 3] = bytes_[63, 1, 0] = 255
+        problem, expected = self.value_problem(rng, bytes_)
+        assert np.isnan(expected).sum() == 2 * 32
+        np.testing.assert_array_equal(self.values(problem), expected)
+
+    def value_problem(self, rng: np.random.Generator, bytes_: np.ndarray) -> tuple[Problem, np.ndarray]:
+        """A problem with these scales [H, tiles, 4] and random codes, and its values, float64 [H, S']."""
+        head_size, tiles, _ = bytes_.shape
+        num_keys = 128 * tiles
+        problem = zero_problem(recipes.square, num_keys, head_size)
+        packed = rng.integers(0, 256, (head_size, num_keys // 2), np.uint8)
+        value = in_place_of(problem.operands.value, packed, bytes_.reshape(head_size, -1).astype(np.uint8))
+        problem = dataclasses.replace(problem, operands=dataclasses.replace(problem.operands, value=value))
+        codes = np.stack([packed & 15, packed >> 4], -1).reshape(head_size, num_keys)
+        magnitudes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])[codes & 7]
+        exponents = np.where(bytes_ == 255, np.nan, bytes_ - 127.0).reshape(head_size, -1).repeat(32, 1)
+        return problem, np.where(codes & 8, -1, 1) * magnitudes * np.exp2(exponents)
+
+    def values(self, problem: Problem) -> np.ndarray:
+        values, exponents = hopper.expanded_value(problem)
+        factors = np.exp2(exponents[0, 0].astype(np.float64)).repeat(128)
+        return values[0, 0].view(ml_dtypes.float8_e5m2).astype(np.float64) * factors
+
+    def test_values_of_the_quantiser(self) -> None:
+        problem = hopper.problem(recipes.square, *hopper.inputs(Shape(2, 1, 200, 2, 2, 128)))
+        values, exponents = hopper.expanded_value(problem)
+        factors = np.exp2(exponents.astype(np.float32)).repeat(128, 2)
+        actual = values.view(ml_dtypes.float8_e5m2).astype(np.float32) * factors[:, :, None]
+        expected = value_operand_values(problem.recipe, problem.operands.value)
+        np.testing.assert_array_equal(actual.swapaxes(2, 3), expected)

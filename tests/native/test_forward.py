@@ -1,0 +1,221 @@
+"""The forward's kernels on a GPU against the reference on a CPU: equal but for the order of sums."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_fp4attn
+from jax_fp4attn import SegmentIds, native, recipes, reference, steps
+from jax_fp4attn.config import OperatorConfig, Visibility
+from jax_fp4attn.native import library
+from tests.assertions import assert_same_bytes, relative_l2
+from tests.custom_calls import targets
+
+pytestmark = pytest.mark.gpu
+
+LEADING = dataclasses.replace(recipes.accurate, name="leading", anchor_order="leading", margin=0)
+RECIPES = [
+    recipes.train,
+    recipes.fp8_pv,
+    recipes.fast,
+    recipes.square,
+    recipes.exact_map,
+    recipes.accurate,
+    recipes.accurate_raw_margin,
+    LEADING,
+]
+all_recipes = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+one_of_each = pytest.mark.parametrize(
+    "recipe", [recipes.train, recipes.square, recipes.accurate], ids=lambda recipe: recipe.name
+)
+both_head_sizes = pytest.mark.parametrize("head_size", [64, 128])
+
+# Of a row's lse. A score within rounding of a threshold may get the next code, which shows in rows of few keys.
+LSE, LSE_WHERE_A_CODE_FLIPS, ROWS_WHERE_A_CODE_FLIPS = 1e-4, 2e-3, 0.02
+OUTPUT = 2e-3  # relative, in the L2 norm
+# Of the output's elements: sums of codes are exact, but Hopper adds products of E4M3 with fewer bits than float32 has.
+ELEMENTS_THAT_DIFFER = {"mxfp4": 0.02, "e4m3": 0.1}
+
+
+@pytest.fixture(autouse=True)
+def _needs_kernels():
+    reason = native.why_unavailable() or native.missing_kernel("forward", recipes.train, 64)
+    if reason is not None:
+        pytest.skip(reason)
+
+
+def make_inputs(batch, num_queries, num_keys, heads, kv_heads, head_size, seed=0):
+    rng = np.random.default_rng(seed)
+    shapes = [(batch, num_queries, heads), (batch, num_keys, kv_heads), (batch, num_keys, kv_heads)]
+    return [rng.standard_normal((*shape, head_size), np.float32).astype(jnp.bfloat16) for shape in shapes]
+
+
+def on_cpu(function, *arguments):
+    cpu = jax.devices("cpu")[0]
+    with jax.default_device(cpu):
+        return jax.jit(function)(*jax.device_put(arguments, cpu))
+
+
+def on_gpu(function, *arguments, jit=True):
+    arguments = jax.device_put(arguments, jax.devices("cuda")[0])
+    return (jax.jit(function) if jit else function)(*arguments)
+
+
+def is_a_kernel(function, *arguments):
+    program = jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
+    return "jax_fp4attn_forward_v1" in targets(program)
+
+
+def assert_close(recipe, actual, expected):
+    (output, lse), (expected_output, expected_lse) = (
+        [np.asarray(x, np.float32) for x in y] for y in (actual, expected)
+    )
+    finite = np.isfinite(expected_lse)
+    np.testing.assert_array_equal(lse[~finite], expected_lse[~finite])
+    error = np.abs(lse[finite] - expected_lse[finite])
+    print(
+        f"{recipe.name}: output {relative_l2(output, expected_output):.1e},"
+        f" {np.mean(output != expected_output):.1e} differ; lse {error.max(initial=0):.1e}"
+    )
+    assert np.sum(error > LSE) <= ROWS_WHERE_A_CODE_FLIPS * error.size
+    assert (error <= LSE_WHERE_A_CODE_FLIPS).all()
+    assert np.isfinite(output).all()
+    assert relative_l2(output, expected_output) < OUTPUT
+    assert np.mean(output != expected_output) < ELEMENTS_THAT_DIFFER[recipe.p_format]
+
+
+def run(config, step, operands, visibility, num_keys, head_size):
+    if step is steps.forward:
+        return step(config, operands, None, visibility, num_keys=num_keys, head_size=head_size)
+    return step(config, operands, None, visibility, num_keys=num_keys)
+
+
+class TestStep:
+    """The same operands on both sides."""
+
+    def check(self, recipe, inputs, visibility=Visibility(), is_causal=False, window=None):  # noqa: B008
+        _, _, _, head_size = inputs[0].shape
+        num_keys = inputs[1].shape[1]
+        config = OperatorConfig(recipe, head_size**-0.5, is_causal, window, implementation="cuda or reference")
+        operands = on_cpu(functools.partial(reference.quantize_operands, config), *inputs, visibility)
+        kernel, oracle = (
+            functools.partial(run, config, step, num_keys=num_keys, head_size=head_size)
+            for step in (steps.forward, reference.forward)
+        )
+        assert is_a_kernel(kernel, operands, visibility)
+        actual = on_gpu(kernel, operands, visibility)
+        output, lse = on_cpu(oracle, operands, visibility)
+        assert_close(recipe, actual, (np.asarray(output).swapaxes(1, 2), lse))
+        return actual
+
+    @both_head_sizes
+    @pytest.mark.parametrize(
+        "shape",
+        [(1, 1, 1, 1, 1), (2, 200, 333, 4, 2), (1, 1000, 1000, 2, 2), (3, 127, 129, 6, 1), (1, 129, 31, 4, 4)],
+        ids=str,
+    )
+    @all_recipes
+    def test_shapes(self, recipe, shape, head_size):
+        self.check(recipe, make_inputs(*shape, head_size))
+
+    @both_head_sizes
+    @all_recipes
+    def test_causal(self, recipe, head_size):
+        self.check(recipe, make_inputs(2, 500, 500, 4, 2, head_size), is_causal=True)
+
+    @pytest.mark.parametrize("window", [(0, 0), (100, 30), (17, 0), (0, 300)], ids=str)
+    @one_of_each
+    def test_windows(self, recipe, window):
+        self.check(recipe, make_inputs(1, 700, 700, 2, 1, 64), window=window)
+
+    @pytest.mark.parametrize("is_causal", [False, True])
+    @both_head_sizes
+    @one_of_each
+    def test_lengths_and_segments(self, recipe, head_size, is_causal):
+        rng = np.random.default_rng(1)
+        segments = [np.sort(rng.integers(0, 4, (3, length)), axis=1).astype(np.int32) for length in (500, 470)]
+        visibility = Visibility(
+            query_lengths=np.array([500, 0, 129], np.int32),
+            key_lengths=np.array([5, 470, 300], np.int32),
+            segment_ids=SegmentIds(*segments),
+        )
+        inputs = make_inputs(3, 500, 470, 4, 2, head_size)
+        for given in (
+            visibility,
+            dataclasses.replace(visibility, segment_ids=None),
+            Visibility(segment_ids=visibility.segment_ids),
+        ):
+            self.check(recipe, inputs, given, is_causal)
+
+    @pytest.mark.parametrize("offset", [-400, 0, 90])
+    def test_offsets(self, offset):
+        visibility = Visibility(key_offset=np.int32(offset))
+        self.check(recipes.train, make_inputs(1, 300, 500, 2, 1, 64), visibility, is_causal=True)
+
+    @one_of_each
+    def test_rows_that_see_nothing(self, recipe):
+        visibility = Visibility(key_lengths=np.array([0, 3], np.int32))
+        output, lse = self.check(recipe, make_inputs(2, 150, 5, 2, 1, 64), visibility)
+        assert (np.asarray(output[0], np.float32) == 0).all() and (np.asarray(lse[0]) == -np.inf).all()
+
+    @one_of_each
+    def test_every_run_gives_the_same_bytes(self, recipe):
+        inputs = make_inputs(2, 1000, 1000, 4, 2, 128)
+        config = OperatorConfig(recipe, 128**-0.5, is_causal=True, window=None, implementation="cuda or reference")
+        operands = on_cpu(functools.partial(reference.quantize_operands, config), *inputs, Visibility())
+        program = jax.jit(functools.partial(run, config, steps.forward, num_keys=1000, head_size=128))
+        operands = jax.device_put(operands, jax.devices("cuda")[0])
+        first = program(operands, Visibility())
+        for _ in range(20):
+            assert_same_bytes(program(operands, Visibility()), first)
+
+
+class TestOperator:
+    def attend(self, recipe, implementation, **options):
+        return functools.partial(
+            jax_fp4attn.attention, recipe=recipe, implementation=implementation, return_residual=True, **options
+        )
+
+    @pytest.mark.parametrize("jit", [False, True])
+    @pytest.mark.parametrize("is_causal", [False, True])
+    @all_recipes
+    def test_attention(self, recipe, is_causal, jit):
+        inputs = make_inputs(2, 300, 300, 4, 2, 128)
+        actual = on_gpu(self.attend(recipe, "cuda", is_causal=is_causal), *inputs, jit=jit)
+        assert_close(recipe, actual, on_cpu(self.attend(recipe, "reference", is_causal=is_causal), *inputs))
+
+    @one_of_each
+    def test_vmap_and_scan(self, recipe):
+        inputs = [
+            x[None] * np.array([1, 2, 3], x.dtype)[:, None, None, None, None]
+            for x in make_inputs(2, 140, 140, 4, 2, 64)
+        ]
+        attend = self.attend(recipe, "cuda", is_causal=True)
+        mapped = on_gpu(jax.vmap(attend), *inputs)
+        scanned = on_gpu(lambda *x: jax.lax.map(lambda y: attend(*y), x), *inputs)
+        assert_same_bytes(mapped, scanned)
+        for i in range(3):
+            alone = on_gpu(attend, *(x[i] for x in inputs))
+            assert_same_bytes(jax.tree.map(lambda x, i=i: x[i], mapped), alone)
+
+    def test_calls_are_captured_in_a_cuda_graph(self):
+        runs, calls = 20, 4
+        inputs = jax.device_put(make_inputs(2, 200, 333, 4, 2, 128), jax.devices("cuda")[0])
+        attend = self.attend(recipes.square, "cuda")
+
+        def many(query, key, value):
+            return [attend(query * 2.0**-i, key, value) for i in range(calls)]
+
+        program = jax.jit(many)
+        first = jax.block_until_ready(program(*inputs))
+        count = library.load().handle.jax_fp4attn_handler_calls
+        before = count()
+        for _ in range(runs):
+            last = jax.block_until_ready(program(*inputs))
+        # Each is two calls, of which none is made on the host once they are captured.
+        assert count() - before < runs * 2 * calls / 4
+        assert_same_bytes(last, first)
