@@ -1,11 +1,12 @@
 """Breaks the synchronisation of NVIDIA's kernels, one change at a time, and counts what the emulator notices.
 
-Usage: python -m benchmarks.emulator.mutations --cutlass CHECKOUT [--seeds 3] [--out DIRECTORY]
+Usage: python -m benchmarks.emulator.mutations --cutlass CHECKOUT [--seeds 8] [--out DIRECTORY]
 
-It needs what benchmarks.emulator needs, and takes about ten minutes.
+It needs what benchmarks.emulator needs, and takes about half an hour.
 """
 
 import argparse
+import dataclasses
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the surveys and returns the exit status: 2 if the kernels cannot be recorded."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.emulator.mutations")
     parser.add_argument("--cutlass", type=Path, required=True, help="a checkout of github.com/NVIDIA/cutlass")
-    parser.add_argument("--seeds", type=int, default=3, help="schedules of a mutant (default: 3)")
+    parser.add_argument("--seeds", type=int, default=8, help="most schedules of a mutant (default: 8)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="directory of the tables (default: %(default)s)")
     parser.add_argument("--figure", type=Path, default=FIGURE, help="picture (default: %(default)s)")
     options = parser.parse_args(arguments)
@@ -53,8 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _subjects(checkout: Path) -> Iterator[tuple[str, list[Subject]]]:
     """Each kernel with the launches in which its mutants run."""
-    launches = list(record_attention.subjects(checkout, "sm_100a", PERSISTENT_CASES))
-    yield launches[0].kernel, launches
+    for persistent in (True, False):
+        cases = [dataclasses.replace(case, persistent=persistent) for case in PERSISTENT_CASES]
+        launches = list(record_attention.subjects(checkout, "sm_100a", cases))
+        yield launches[0].kernel, launches
     for target, kernels in _PRODUCTS.items():
         for subject in products.subjects(target):
             if subject.kernel in kernels:
