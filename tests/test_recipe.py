@@ -7,6 +7,7 @@ import pytest
 from jax_fp4attn import Recipe, recipes
 from jax_fp4attn.code_map import Affine, uniform
 from tests import oracles, shapes
+from tests.assertions import assert_same_bytes
 from tests.shapes import Shape
 
 ONLINE = Recipe(p_format="e4m3", v_format="e4m3")
@@ -187,3 +188,11 @@ class TestEveryFieldMatters:
         one, other = (shapes.evaluate(inputs, recipe=r) for r in (base, dataclasses.replace(base, **changes)))
         np.testing.assert_array_equal(one.output, other.output)
         assert any((x != y).any() for x, y in zip(one[2:5], other[2:5], strict=True))
+
+    def test_an_order_of_the_sums_changes_nothing_in_the_reference(self):
+        """It adds in one order anyway."""
+        inputs = shapes.normal(SHAPE)
+        ordered = dataclasses.replace(recipes.train, dq_accumulation="float32_ordered")
+        assert ordered != recipes.train
+        results = (shapes.evaluate(inputs, recipe=recipe, is_causal=True) for recipe in (recipes.train, ordered))
+        assert_same_bytes(*results)

@@ -70,6 +70,7 @@ class BackwardCall {
     const ffi::AnyBuffer query = arguments_.Operand("score_query.codes", U8, {-1, -1, -1, -1});
     const auto q = query.dimensions();
     const int64_t b = q[0], n = q[1], t = q[2], h = 2 * q[3], s = attributes_.Integer("num_keys");
+    if (s < 0) Fail(ffi::ErrorCode::kInvalidArgument, kStep, ": num_keys: expected at least 0, got ", s);
     const auto operand = [&](const char* name, ffi::DataType dtype, const Shape& shape) {
       return arguments_.Operand(name, dtype, shape).untyped_data();
     };

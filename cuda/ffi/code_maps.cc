@@ -38,7 +38,9 @@ CodeMap ReadCodeMap(std::string_view step, std::string_view text) {
   if (kind == "affine" && numbers.size() == 2) {
     return {mixed ? "affine_mixed" : "affine", mixed, numbers[0], numbers[1], 0};
   }
-  if (kind == "signedsquare" && numbers.size() == 3 && !mixed) return {"square", false, numbers[0], numbers[1], numbers[2]};
+  if (kind == "signedsquare" && numbers.size() == 3 && !mixed) {
+    return {"square", false, numbers[0], numbers[1], numbers[2]};
+  }
   if (kind == "exponential" && numbers.size() == 1 && !mixed) return {"exponential", false, 1, numbers[0], 0};
   Unknown(step, text);
 }

@@ -157,9 +157,9 @@ class ForwardCall {
     const Grid grid = {static_cast<uint32_t>(std::min<int64_t>(items, Multiprocessors())), 1, 1};
     Launch(stream_, Kernel("forward") + "_" + probabilities_, grid, query_codes_, query_pages_, key_map, value_map,
            value_exponents_, output_, lse_, limits_.query_lengths, limits_.key_lengths, limits_.query_segments,
-           limits_.key_segments, slot_order_, limits_.key_offset, num_queries, num_keys, query_heads, kv_heads, batches, num_items, Section(), window_.left,
-           window_.right, log2_scale_, block_offset_, shift_, margin_, map_.slope, map_.intercept, map_.constant,
-           rescale_threshold_, unit_);
+           limits_.key_segments, slot_order_, limits_.key_offset, num_queries, num_keys, query_heads, kv_heads, batches,
+           num_items, Section(), window_.left, window_.right, log2_scale_, block_offset_, shift_, margin_, map_.slope,
+           map_.intercept, map_.constant, rescale_threshold_, unit_);
   }
 
   // Query heads whose items run together. Where rows see different numbers of keys those of several heads are sorted,

@@ -32,8 +32,8 @@ void Launch(CUstream stream, std::string_view name, Grid grid, std::string_view 
 // Multiprocessors of the current device.
 int32_t Multiprocessors();
 
-// Launches a kernel of the manifest. Pointers, int32, float32 and tensor maps are passed as they are, and must be those of its
-// signature. An empty grid launches nothing.
+// Launches a kernel of the manifest. Pointers, int32, float32 and tensor maps are passed as they are, and must be those
+// of its signature. An empty grid launches nothing.
 template <typename... Parameters>
 void Launch(CUstream stream, const std::string& name, Grid grid, const Parameters&... parameters) {
   const std::array<char, sizeof...(Parameters)> signature = {internal::Letter(parameters)...};

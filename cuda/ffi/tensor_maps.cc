@@ -49,7 +49,8 @@ CUtensorMap MatrixMap(CUtensorMapDataType type, void* data, int64_t rows, int64_
 }
 
 CUtensorMap PairedRowsMap(void* data, int64_t rows, int64_t columns, uint32_t box_rows) {
-  const cuuint64_t row = static_cast<cuuint64_t>(columns), sixteens = static_cast<cuuint64_t>(std::max<int64_t>(rows / 16, 1));
+  const cuuint64_t row = static_cast<cuuint64_t>(columns);
+  const cuuint64_t sixteens = static_cast<cuuint64_t>(std::max<int64_t>(rows / 16, 1));
   const uint32_t bytes = static_cast<uint32_t>(columns);
   return Encode<4>(CU_TENSOR_MAP_DATA_TYPE_UINT8, data, {row, 8, 2, sixteens}, {2 * row, row, 16 * row},
                    {bytes, 8, 2, box_rows / 16}, SwizzleOf(bytes));

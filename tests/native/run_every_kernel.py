@@ -3,6 +3,7 @@
 Usage: python -m tests.native.run_every_kernel
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -37,7 +38,14 @@ def main() -> None:
         config = OperatorConfig(recipes.train, 0.1, is_causal=False, window=None, implementation="cuda or reference")
         lse = jnp.zeros((BATCH, HEADS, QUERIES))
         rows = jax.jit(lambda *x, c=config: steps.row_operands(c, *x))
-        jax.block_until_ready(rows(query, lse, query, lse, jnp.ones((BATCH, KV_HEADS))))
+        scale = jnp.ones((BATCH, KV_HEADS))
+        row_operands = jax.block_until_ready(rows(query, lse, query, lse, scale))
+        for accumulation in ("float32", "float32_ordered"):
+            recipe = dataclasses.replace(recipes.train, dq_accumulation=accumulation)
+            config = OperatorConfig(recipe, 0.1, is_causal=False, window=None, implementation="cuda or reference")
+            backward = functools.partial(steps.backward, config, num_keys=KEYS, head_size=head_size)
+            saved = (operands.for_backward(), row_operands, lse, scale)
+            jax.block_until_ready(jax.jit(lambda *x, f=backward: f(*x[:4], None, x[4]))(*saved, visibility))
     print("every kernel ran")
 
 

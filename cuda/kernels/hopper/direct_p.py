@@ -171,11 +171,13 @@ def _over_four(value: Float32) -> Float32:
 
 
 def _exponents(scores: list[Float32], row: int, reference: Float32, constants: Constants) -> list[Float32]:
-    offset = constants.block_offset - reference * constants.log2_scale
+    """Exponent of each block of a row, rounded in the order in which the reference rounds."""
     exponents = []
     for quarter in range(QUARTERS):
         highest = _over_four(_highest(_quarter(scores, quarter, row)))
-        log_max = fused(highest, constants.log2_scale, offset)
+        if constants.anchor_keys:
+            highest = highest - reference
+        log_max = fused(highest, constants.log2_scale, constants.block_offset)
         clamped = larger_or_nan(smaller_or_nan(log_max, Float32(_MAX_EXPONENT)), _lowest(constants))
         exponents.append(sum_rounded_down(clamped, Float32(_ROUNDER)))
     return exponents
@@ -217,10 +219,10 @@ def _probabilities(
 
 def _bias(exponent: Float32, reference: Float32, constants: Constants) -> Float32:
     """What a base-2 log score needs to become the logarithm of the wanted code."""
-    row = Float32(_LOG2_SIX)
+    bias = Float32(_LOG2_SIX) - (exponent - Float32(_ROUNDER))
     if constants.anchor_keys:
-        row = row - reference * constants.log2_scale
-    return row - (exponent - Float32(_ROUNDER))
+        bias = fused(-reference, constants.log2_scale, bias)
+    return bias
 
 
 def _codes(low: Float32, high: Float32) -> Uint32:
