@@ -573,13 +573,13 @@ class TestGradients:
         if reason is not None:
             pytest.skip(reason)
 
-    def check(self, recipe, shape, options=None, restrictions=None, error=ERROR):
+    def check(self, recipe, shape, options=None, restrictions=None):
         arguments = (recipe, options or {}, *make_inputs(shape), restrictions or {})
         actual, expected = on_device("cuda", *arguments), on_device("cpu", *arguments)
         errors = [relative_l2(*pair) for pair in zip(actual, expected, strict=True)]
         print(f"{recipe.name} {shape} {options}: {errors}")
         assert all(x.dtype == BF16 and np.isfinite(np.asarray(x, np.float32)).all() for x in actual)
-        assert max(errors) < error
+        assert max(errors) < ERROR
         return actual
 
     @pytest.mark.parametrize("recipe", [recipes.train, ORDERED], ids=lambda recipe: recipe.name)
@@ -618,8 +618,7 @@ class TestGradients:
         segments = {"segment_ids": random_segments(3, 500, 470)}
         for restrictions in (lengths, segments, lengths | segments):
             shape = Shape(3, 500, 470, 4, 2, head_size)
-            # Where few pairs see each other, one dS that rounds to its neighbour in E4M3 shows in the norm.
-            query, key, value = self.check(recipe, shape, {"is_causal": is_causal}, restrictions, error=2 * ERROR)
+            query, key, value = self.check(recipe, shape, {"is_causal": is_causal}, restrictions)
             if "query_seq_lengths" in restrictions:
                 assert not np.asarray(query[1], np.float32).any() and not np.asarray(query[2, 300:], np.float32).any()
                 assert not any(np.asarray(x[1], np.float32).any() for x in (key, value))
