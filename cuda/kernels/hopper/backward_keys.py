@@ -7,30 +7,13 @@ from cutlass.cute.arch import lane_idx, thread_idx
 from kernels import tile
 from kernels.hopper import warpgroup
 from kernels.hopper.backward_queries import mask_others, mask_outside, segment_of
-from kernels.hopper.work import first_or
+from kernels.hopper.work import Range, first_or
 from kernels.words import Float32, when
 
 Int32, Int64, Boolean, Pointer = cutlass.Int32, cutlass.Int64, cutlass.Boolean, cutlass.Pointer
 
 KEYS = 64
 """Of a tile."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Range:
-    """Key tiles that 128 rows of queries may see.
-
-    Attributes:
-      key_limit: Keys from here on are seen by nobody.
-      offset: Position of key 0 minus that of query 0.
-      first_tile: First key tile.
-      num_tiles: Key tiles.
-    """
-
-    key_limit: Int32
-    offset: Int32
-    first_tile: Int32
-    num_tiles: Int32
 
 
 def range_of(
