@@ -32,9 +32,10 @@ from kernels.hopper import (
     backward_query_sums,
     backward_scores,
     epilogue,
+    ring,
     warpgroup,
 )
-from kernels.hopper import backward_ring as ring
+from kernels.hopper import backward_ring as steps
 from kernels.hopper.backward_memory import PART, SCORE_BYTES, STATISTICS
 from kernels.hopper.backward_queries import QUERIES
 from kernels.words import Float32, Uint32, view
@@ -223,8 +224,8 @@ def backward(
                 product = backward_products.of_columns(p_bytes, columns_ring.stage(stage), "e5m2", 0)
                 row_statistics = backward_scores.of_columns(statistic + QUERIES)
                 d_p = warpgroup.wait(1, d_p)
-                ring.arrive(query_ring.empty(stage))
-                ring.arrive(gradient_ring.empty(stage))
+                steps.arrive(query_ring.empty(stage))
+                steps.arrive(gradient_ring.empty(stage))
                 d_s = backward_scores.score_gradients(d_p, row_statistics, rounded_p, factor)
                 if seen.is_general():
                     d_s = seen.mask_general(d_s, query_tile)
@@ -246,14 +247,14 @@ def backward(
                     d_value = backward_products.add(d_value, 1, product)
                 if cutlass.const_expr(with_query):
                     d_query = warpgroup.wait(0, d_query)
-                    ring.arrive(exchanged + buffer)
+                    steps.arrive(exchanged + buffer)
                 if step > 0:
-                    ring.arrive(columns_ring.empty(old_stage))
+                    steps.arrive(columns_ring.empty(old_stage))
                     if cutlass.const_expr(with_query):
                         backward_query_sums.add(view(query_sums, Float32), d_query, old_tile, consumer, head_size)
                 old_tile = head * query_tiles + query_tile
                 old_stage, old_parity = stage, parity
-                stage, parity = ring.next_stage(stage, parity)
+                stage, parity = steps.next_stage(stage, parity)
                 step += 1
         if step > 0:
             query_columns = columns_ring.stage(old_stage) + columns_bytes

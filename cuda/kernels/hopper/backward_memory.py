@@ -28,7 +28,8 @@ from cutlass.experimental import primitives
 from kernels import shared, tile
 from kernels.hopper import backward_ring, warpgroup
 from kernels.hopper.backward_queries import QUERIES
-from kernels.hopper.backward_ring import Ring
+from kernels.hopper.ring import Ring
+from kernels.hopper.ring import allocate as allocate_rings
 from kernels.words import Float32, Uint8, view
 
 Int64, Pointer = cutlass.Int64, cutlass.Pointer
@@ -73,7 +74,7 @@ class Memory:
     def initialize(self) -> None:
         """Initialises the barriers, by one thread."""
         for ring in (self.query_ring, self.gradient_ring, self.columns_ring):
-            ring.initialize()
+            ring.initialize(backward_ring.CONSUMER_WARPS)
         primitives.mbarrier_init(self.resident, 1)
         for buffer in range(2):
             primitives.mbarrier_init(self.exchanged + buffer, backward_ring.CONSUMER_WARPS)
@@ -87,7 +88,7 @@ def allocate(head_size: int) -> Memory:
         view(shared.words(size // 4, _ALIGNMENT).data_ptr(), Uint8)
         for size in (key_bytes, tile.ROWS * head_size, tile.ROWS * head_size, 2 * SCORE_BYTES)
     )
-    rings = backward_ring.allocate(2 * tile_bytes, tile_bytes, 2 * tile_bytes)
+    rings = allocate_rings(*((backward_ring.STAGES, size) for size in (2 * tile_bytes, tile_bytes, 2 * tile_bytes)))
     statistics = view(shared.words(backward_ring.STAGES * STATISTICS).data_ptr(), Float32)
     barriers = view(shared.words(8).data_ptr(), Int64)
     return Memory(key, value, key_columns, scores, *rings, statistics, barriers, barriers + 1)

@@ -6,7 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.experimental import cuda, primitives
 from kernels import tile
-from kernels.hopper import backward_ring, warpgroup
+from kernels.hopper import backward_ring, ring, warpgroup
 from kernels.hopper.backward_memory import PART, STATISTICS, Memory
 from kernels.hopper.backward_queries import QUERIES
 from kernels.words import Float32, view
@@ -83,7 +83,7 @@ def load_queries(
         for j in cutlass.range(num_tiles):
             head, query_tile = place.first_head + member, first_tile + j
             row = head * place.padded_queries + query_tile * QUERIES
-            backward_ring.wait(query_ring.empty(stage), parity)
+            ring.wait(query_ring.empty(stage), parity)
             full = query_ring.full(stage)
             primitives.mbarrier_arrive_expect_tx(full, query_ring.bytes + 4 * STATISTICS)
             for part in cutlass.range_constexpr(head_size // PART):
@@ -95,11 +95,11 @@ def load_queries(
                 full,
                 4 * STATISTICS,
             )
-            backward_ring.wait(gradient_ring.empty(stage), parity)
+            ring.wait(gradient_ring.empty(stage), parity)
             full = gradient_ring.full(stage)
             primitives.mbarrier_arrive_expect_tx(full, gradient_ring.bytes)
             _copy(gradient_ring.stage(stage), gradient_map, (Int32(0), Int32(0), Int32(0), row // 16), full)
-            backward_ring.wait(columns_ring.empty(stage), parity)
+            ring.wait(columns_ring.empty(stage), parity)
             full = columns_ring.full(stage)
             primitives.mbarrier_arrive_expect_tx(full, columns_ring.bytes)
             columns = (query_tile * QUERIES, head * head_size)

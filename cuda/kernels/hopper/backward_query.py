@@ -18,8 +18,16 @@ import cutlass.cute as cute
 from cutlass.cute.arch import block_idx, grid_dim, thread_idx, warp_idx
 from cutlass.experimental import cuda, primitives
 from kernels import shared, tile
-from kernels.hopper import backward_keys, backward_products, backward_query_sums, backward_scores, epilogue, warpgroup
-from kernels.hopper import backward_ring as ring
+from kernels.hopper import (
+    backward_keys,
+    backward_products,
+    backward_query_sums,
+    backward_scores,
+    epilogue,
+    ring,
+    warpgroup,
+)
+from kernels.hopper import backward_ring as steps
 from kernels.hopper.backward_keys import KEYS
 from kernels.hopper.backward_memory import PART
 from kernels.hopper.backward_queries import GROUPS, QUERIES
@@ -103,13 +111,15 @@ def backward_query(
     query, gradient = (
         view(shared.words(size // 4, 1024).data_ptr(), Uint8) for size in (4 * tile_bytes, 2 * tile_bytes)
     )
-    key_ring, value_ring, columns_ring = ring.allocate(2 * tile_bytes, tile_bytes, tile_bytes)
+    key_ring, value_ring, columns_ring = ring.allocate(
+        *((steps.STAGES, size) for size in (2 * tile_bytes, tile_bytes, tile_bytes))
+    )
     resident = view(shared.words(4).data_ptr(), Int64)
     thread, _, _ = thread_idx()
     warp = cute.arch.make_warp_uniform(warp_idx())
     if thread == 0:
         for each in (key_ring, value_ring, columns_ring):
-            each.initialize()
+            each.initialize(steps.CONSUMER_WARPS)
         primitives.mbarrier_init(resident, 1)
     primitives.fence_mbarrier_init()
     primitives.barrier_cta_sync(0)
@@ -161,7 +171,7 @@ def backward_query(
                 primitives.mbarrier_arrive_expect_tx(full, columns_ring.bytes)
                 columns = (key_tile * KEYS, kv_index * head_size)
                 _copy(columns_ring.stage(stage), key_columns_map, columns, full)
-                stage, parity = ring.next_stage(stage, parity)
+                stage, parity = steps.next_stage(stage, parity)
     else:
         primitives.setmaxregister(_CONSUMER_REGISTERS, "increase")
         consumer = warp // 4 - 1
@@ -209,8 +219,8 @@ def backward_query(
             if cutlass.const_expr(parts > 1):
                 product = backward_products.of_columns(old_d_s, columns_ring.stage(old_stage), "e4m3", 1)
             d_p = warpgroup.wait(parts - 1, d_p)
-            ring.arrive(key_ring.empty(stage))
-            ring.arrive(value_ring.empty(stage))
+            steps.arrive(key_ring.empty(stage))
+            steps.arrive(value_ring.empty(stage))
             p_bytes = backward_scores.as_bytes(p)
             d_s = backward_scores.score_gradients(d_p, backward_scores.of_rows(row_statistics), p_bytes, factor)
             if seen.is_general():
@@ -221,9 +231,9 @@ def backward_query(
                 d_query = backward_products.add(d_query, 1, warpgroup.wait(0, product))
             old_d_s = backward_scores.as_bytes(d_s)
             if j > 0:
-                ring.arrive(columns_ring.empty(old_stage))
+                steps.arrive(columns_ring.empty(old_stage))
             old_stage, old_parity = stage, parity
-            stage, parity = ring.next_stage(stage, parity)
+            stage, parity = steps.next_stage(stage, parity)
         if keys.num_tiles > 0:
             ring.wait(columns_ring.full(old_stage), old_parity)
             for part in cutlass.range_constexpr(parts):

@@ -169,8 +169,8 @@ def forward(
     warp = cute.arch.make_warp_uniform(warp_idx())
     lane = lane_idx()
     if thread == 0:
-        key_ring.initialize()
-        value_ring.initialize()
+        key_ring.initialize(4 * work.CONSUMERS)
+        value_ring.initialize(4 * work.CONSUMERS)
     primitives.fence_mbarrier_init()
     primitives.barrier_cta_sync(0)
     index, _, _ = block_idx()

@@ -16,7 +16,6 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.experimental import primitives
 from kernels import shared
-from kernels.hopper import work
 from kernels.words import Uint8, view, when
 
 Int32, Int64, Pointer = cutlass.Int32, cutlass.Int64, cutlass.Pointer
@@ -52,11 +51,11 @@ class Ring:
         """Completes when the stage has been read."""
         return self.barriers + (stage + self.stages)
 
-    def initialize(self) -> None:
+    def initialize(self, consumer_warps: int) -> None:
         """By one thread, before anything waits."""
         for stage in range(self.stages):
             primitives.mbarrier_init(self.full(Int32(stage)), 1)
-            primitives.mbarrier_init(self.empty(Int32(stage)), 4 * work.CONSUMERS)
+            primitives.mbarrier_init(self.empty(Int32(stage)), consumer_warps)
 
 
 def allocate(*sizes: tuple[int, int]) -> list[Ring]:
