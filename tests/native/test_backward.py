@@ -519,7 +519,7 @@ def test_launches_that_fail(shared, driver):
 ERROR = 5e-3
 # A score's gradient within rounding of a threshold gets the next code of E4M3, an eighth more or less. Where it is the
 # largest of its row, the row shows it; two of 470000 such codes make an error of 6e-3 in the gradients of 500 rows.
-ROW, FLIPPED_ROW, FLIPPED_ROWS = 0.02, 0.15, 0.005
+ROW, FLIPPED_ROW, FLIPPED_ROWS = 0.02, 0.15, 0.01
 
 
 def make_inputs(shape, seed=0):

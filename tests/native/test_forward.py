@@ -72,11 +72,9 @@ def assert_close(config, operands, visibility, num_keys, actual, expected):
     (output, lse), (expected_output, expected_lse) = (
         [np.asarray(x, np.float32) for x in y] for y in (actual, expected)
     )
-    print(
-        f"{config.recipe.name}: output {relative_l2(output, expected_output):.1e},"
-        f" {np.mean(output != expected_output):.1e} differ; lse"
-        f" {np.abs(lse - expected_lse, where=np.isfinite(expected_lse), out=np.zeros_like(lse)).max():.1e}"
-    )
+    finite = np.isfinite(expected_lse)
+    error = np.abs(lse[finite] - expected_lse[finite]).max(initial=0)
+    print(f"{config.recipe.name}: output {relative_l2(output, expected_output):.1e}, lse {error:.1e}")
     assert_same_attention(config, operands, visibility, num_keys, (output, lse), (expected_output, expected_lse))
 
 
@@ -244,6 +242,7 @@ class TestOperator:
         before = count()
         for _ in range(runs):
             last = jax.block_until_ready(program(*inputs))
-        # Each is two calls, of which none is made on the host once they are captured.
-        assert count() - before < runs * 2 * calls / 4
+        # Each is two calls, of which none is made on the host once they are captured; they are captured anew where a
+        # buffer has moved.
+        assert count() - before < runs * 2 * calls / 2
         assert_same_bytes(last, first)
