@@ -27,7 +27,7 @@ _MAX_EXPONENT = 127
 
 # Of a sum of products in float32, in any order and with truncation, relative to the sum of their magnitudes.
 _SUM = 2.0**-21
-# Of each rounding on the way from a score to the map's argument, and of the map, which may be an approximate exponential.
+# Of each rounding on the way to the argument of the map, and of the map, which may be an approximate exponential.
 _STEP, _MAP = 2.0**-22, 2.0**-20
 # Of an lse, and relative in the L2 norm of outputs, where all codes are the same.
 LSE, OUTPUT = 1e-4, 2e-3
