@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from kernels.blackwell import forward as blackwell_forward
+from kernels.blackwell.order_key import order_key
 from kernels.code_maps import Map
 from kernels.hopper import backward as hopper_backward
 from kernels.hopper import backward_query as hopper_backward_query
@@ -43,7 +44,10 @@ _PROBABILITIES: dict[str, tuple[Map | None, int]] = {
 }
 
 
-_BLACKWELL_PROBABILITIES = {"square": _PROBABILITIES["square"]}
+_BLACKWELL_PROBABILITIES = {
+    **_PROBABILITIES,
+    "affine_mixed_odd_anchor128": (Map("affine", mixed=True, odd_tiles=True), 128),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +93,7 @@ def _all() -> Iterator[Variant]:
             yield _hopper_forward(name, head_size)
         yield from _hopper_backward(head_size)
     for head_size in HEAD_SIZES:
+        yield dataclasses.replace(_variant(order_key, head_size, {}), targets=(BLACKWELL,))
         for name in _BLACKWELL_PROBABILITIES:
             yield _blackwell_forward(name, head_size)
 

@@ -3,6 +3,8 @@
 docs/blackwell.md has the design.
 """
 
+import dataclasses
+
 import cutlass
 import cutlass.cute as cute
 from cutlass.cute.arch import block_idx, grid_dim, thread_idx, warp_idx
@@ -132,26 +134,21 @@ def forward(
     )
     if warp < _CORRECTION:
         primitives.setmaxregister(_SOFTMAX_REGISTERS, "increase")
-        if cutlass.const_expr(is_direct):
-            numbers = code_maps.Constants(log2_scale, slope, intercept, constant)
-            constants = direct_p.Constants(log2_scale, block_offset, shift, margin, numbers, code_map, anchor_keys)
+        job = (plan, shared_memory, tensor, warp // 4, warp % 4, query_segments, key_segments, lse)
+        items = (index, step, num_items)
+        if cutlass.const_expr(not is_direct):
+            softmax.run(*job, *items, online_softmax.Constants(log2_scale, rescale_threshold, unit))
         else:
-            constants = online_softmax.Constants(log2_scale, rescale_threshold, unit)
-        stage, quadrant = warp // 4, warp % 4
-        softmax.run(
-            plan,
-            shared_memory,
-            tensor,
-            stage,
-            quadrant,
-            query_segments,
-            key_segments,
-            lse,
-            index,
-            step,
-            num_items,
-            constants,
-        )
+            numbers = code_maps.Constants(log2_scale, slope, intercept, constant)
+            direct = (log2_scale, block_offset, shift, margin, numbers)
+            if cutlass.const_expr(code_map.odd_tiles):
+                if warp < 4:
+                    even = dataclasses.replace(code_map, mixed=False)
+                    softmax.run(*job, *items, direct_p.Constants(*direct, even, anchor_keys))
+                else:
+                    softmax.run(*job, *items, direct_p.Constants(*direct, code_map, anchor_keys))
+            else:
+                softmax.run(*job, *items, direct_p.Constants(*direct, code_map, anchor_keys))
     elif warp < _OTHERS:
         primitives.setmaxregister(_CORRECTION_REGISTERS, "decrease")
         correction.run(plan, shared_memory, tensor, warp % 4, output, index, step, num_items, head_size, not is_direct)

@@ -37,7 +37,9 @@ def sum_of_all(values: list[Float32]) -> Float32:
         half = len(values) // 2
         sums: list[Float32] = []
         for i in range(0, half, 2):
-            sums += primitives.add_packed_f32x2((values[i], values[i + 1]), (values[half + i], values[half + i + 1]), rnd="rn")
+            sums += primitives.add_packed_f32x2(
+                (values[i], values[i + 1]), (values[half + i], values[half + i + 1]), rnd="rn"
+            )
         values = sums
     return values[0] + values[1]
 

@@ -28,6 +28,27 @@ def available() -> bool:
     return LIBRARY.has("blackwell_forward_h64_square")
 
 
+def ordered_key(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
+    """Codes and scale pages of the key in the order of the slots."""
+    codes, pages = np.asarray(problem.operands.key.codes), np.asarray(problem.operands.key.scales)
+    order = order_of(problem)
+    if order is None:
+        return codes, pages
+    B, K, slots, H = problem.operands.key.shape
+    values = {
+        "codes": codes,
+        "pages": pages,
+        "order": order,
+        "ordered_codes": Output(np.zeros_like(codes)),
+        "ordered_pages": Output(np.zeros_like(pages)),
+        "num_keys": problem.num_keys,
+        "num_heads": K,
+    }
+    (arrays,), findings = LIBRARY.run(f"order_key_h{H}", (K, slots // TILE, B), values)
+    assert not findings, list(findings)[:3]
+    return arrays["ordered_codes"], arrays["ordered_pages"]
+
+
 def attend(problem: Problem, seeds: Iterable[int] = (0,), blocks: int = 2, **options: Any) -> list[Attention]:
     """Runs the attention kernel, in which nothing may be found.
 
@@ -42,7 +63,8 @@ def attend(problem: Problem, seeds: Iterable[int] = (0,), blocks: int = 2, **opt
     """
     B, N, T, H = problem.operands.query.shape
     K = problem.operands.key.shape[1]
-    query, key, value = problem.operands.query, problem.operands.key, problem.operands.value
+    query, value = problem.operands.query, problem.operands.value
+    key_codes, key_pages = ordered_key(problem)
     kernel = f"blackwell_forward_h{H}_{probabilities(problem.recipe)}"
     items = B * N * math.ceil(T / _ITEM_ROWS)
     visibility, segments = problem.visibility, problem.visibility.segment_ids
@@ -50,8 +72,8 @@ def attend(problem: Problem, seeds: Iterable[int] = (0,), blocks: int = 2, **opt
     values = {
         "query_map": np.asarray(query.codes).reshape(B * N * T, -1),
         "query_pages": np.asarray(query.scales),
-        "key_map": np.asarray(key.codes).reshape(-1, H // 2),
-        "key_pages": np.asarray(key.scales),
+        "key_map": key_codes.reshape(-1, H // 2),
+        "key_pages": key_pages,
         "value_map": np.asarray(value.codes if is_mxfp4 else value).reshape(B * K * H, -1),
         "value_pages": np.asarray(value.scales) if is_mxfp4 else None,
         "output": Output(np.zeros((B, T, N, H), np.uint16)),
@@ -72,9 +94,7 @@ def attend(problem: Problem, seeds: Iterable[int] = (0,), blocks: int = 2, **opt
     }
     runs, findings = LIBRARY.run(kernel, (min(items, blocks), 1, 1), values, seeds=seeds, **options)
     assert_nothing_found(findings)
-    return [
-        Attention(x["output"].view(ml_dtypes.bfloat16).astype(np.float32).swapaxes(1, 2), x["lse"]) for x in runs
-    ]
+    return [Attention(x["output"].view(ml_dtypes.bfloat16).astype(np.float32).swapaxes(1, 2), x["lse"]) for x in runs]
 
 
 def assert_nothing_found(findings: Iterable[Any]) -> None:

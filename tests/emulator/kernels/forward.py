@@ -180,12 +180,16 @@ def order_of(problem: Problem) -> np.ndarray | None:
 
 
 def probabilities(recipe: Recipe) -> str:
+    """Part of the name of the forward's kernel."""
     if recipe.p_format == "e4m3":
         return "e4m3"
     assert recipe.code_map is not None
     kinds = {Affine: "affine", SignedSquare: "square", Exponential: "exponential"}
     kind = kinds[type(recipe.code_map.quarters[0])]
-    return f"{kind}_mixed_anchor{recipe.anchor_keys}" if recipe.row_reference == "anchor" else kind
+    if recipe.row_reference != "anchor":
+        return kind
+    odd = "" if all(recipe.code_map.alternate_query_tiles) else "_odd"
+    return f"{kind}_mixed{odd}_anchor{recipe.anchor_keys}"
 
 
 def numbers(config: OperatorConfig, heads: int) -> dict[str, float]:
