@@ -140,7 +140,8 @@ class ForwardCall {
   void Expand() const {
     const Grid grid = TileGrid(sizes_.kv_heads, sizes_.num_keys, sizes_.batch);
     const int32_t keys = sizes_.num_keys, heads = sizes_.kv_heads;
-    Launch(stream_, Kernel("expand_key"), grid, key_codes_, key_pages_, slot_order_, key_values_, keys, heads);
+    const std::string order = IsMxfp4() ? "_by_block" : "";
+    Launch(stream_, Kernel("expand_key") + order, grid, key_codes_, key_pages_, slot_order_, key_values_, keys, heads);
     if (!IsMxfp4()) return;
     Launch(stream_, Kernel("expand_value"), grid, value_, value_pages_, value_values_, value_exponents_, keys, heads);
   }

@@ -304,7 +304,8 @@ class TestExpansion:
     @pytest.mark.parametrize("recipe", [recipes.train, recipes.accurate], ids=lambda recipe: recipe.name)
     def test_keys_are_where_the_first_product_wants_them(self, recipe: Any, head_size: int) -> None:
         problem = problem_of(recipe, *inputs(Shape(2, 1, 200, 2, 2, head_size)))
-        slots = hopper.expanded_key(problem)[:, :, hopper.rows_of_keys(200)]
+        rows = hopper.rows_of_keys(200, by_block=hopper.is_by_block(problem))
+        slots = hopper.expanded_key(problem)[:, :, rows]
         expected = np.array(score_operand_values(problem.operands.key))
         order = key_order(recipe, 200)
         if order is not None:
@@ -353,12 +354,14 @@ class TestExpansion:
     def values(self, problem: Problem) -> np.ndarray:
         values, exponents = hopper.expanded_value(problem)
         factors = np.exp2(exponents[0, 0].astype(np.float64)).repeat(128)
-        return values[0, 0].view(ml_dtypes.float8_e5m2).astype(np.float64) * factors
+        in_order = values[0, 0][:, hopper.places_of_keys(problem.num_keys)]
+        return in_order.view(ml_dtypes.float8_e5m2).astype(np.float64) * factors
 
     def test_values_of_the_quantiser(self) -> None:
         problem = problem_of(recipes.square, *inputs(Shape(2, 1, 200, 2, 2, 128)))
         values, exponents = hopper.expanded_value(problem)
         factors = np.exp2(exponents.astype(np.float32)).repeat(128, 2)
-        actual = values.view(ml_dtypes.float8_e5m2).astype(np.float32) * factors[:, :, None]
+        in_order = values[..., hopper.places_of_keys(200)]
+        actual = in_order.view(ml_dtypes.float8_e5m2).astype(np.float32) * factors[:, :, None]
         expected = value_operand_values(problem.recipe, problem.operands.value)
         np.testing.assert_array_equal(actual.swapaxes(2, 3), expected)

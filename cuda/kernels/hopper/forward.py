@@ -284,7 +284,7 @@ def forward(
             for key_tile in cutlass.range(first_tile, end_tile):
                 s = warpgroup.wait(0, _scores(a, key_ring, place, head_size))
                 _release(key_ring, place)
-                s = visibility.masked(s, seen, key_tile)
+                s = visibility.masked(s, seen, key_tile, _softmax(code_map).KEY_ORDER)
                 is_first = key_tile == first_tile
                 p, factors, o, state = _probabilities(
                     s, o, state, key_tile, is_first, value_exponents, first_exponent, constants

@@ -6,7 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from kernels import tile
 from kernels.hopper import warpgroup
-from kernels.hopper.key_order import accumulators_of_group, key_of_accumulator
+from kernels.hopper.key_order import KEYS, KeyOrder
 from kernels.words import Float32, Uint32, when
 from kernels.work import Range, first_or
 
@@ -15,7 +15,6 @@ Int32, Boolean, Pointer = cutlass.Int32, cutlass.Boolean, cutlass.Pointer
 UNLIMITED = 1 << 30
 """A side of a window that leaves nothing out."""
 _UNSEEN = float("-inf")
-_GROUPS = tile.ROWS // 16  # of keys, four of which a thread has
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,40 +72,43 @@ class View:
         first, end = self.whole
         return (key_tile >= first) & (key_tile < end)
 
-    def mask_interval(self, scores: list[Float32], key_tile: Int32) -> list[Float32]:
-        """Masks by the interval of each row."""
-        start = key_tile * tile.ROWS + warpgroup.thread_anew() % 4 * 4
+    def mask_interval(self, scores: list[Float32], key_tile: Int32, has: KeyOrder) -> list[Float32]:
+        """Masks by the interval of each row; ``has`` says which keys a thread has."""
+        start = self.first_slot(key_tile, has)
         rows = self.rows()
         first = [key - start for key in self.first(rows)]
         last = [key - start for key in self.last(rows)]
-        return [
-            when((key >= first[row]) & (key <= last[row]), score, Float32(_UNSEEN))
-            for score, key, row in ((s, key_of_accumulator(i), i // 2 % 2) for i, s in enumerate(scores))
-        ]
-
-    def mask_general(self, scores: list[Float32], key_tile: Int32) -> list[Float32]:
-        """Masks by interval, order and segments."""
-        bits = _seen_keys(self, key_tile)
         masked = list(scores)
-        for group in range(_GROUPS):
-            for i in range(4):
-                for row in (0, 1):
-                    index = accumulators_of_group(group, row)[i]
-                    seen = (bits[row] >> (4 * group + i)) & 1
-                    masked[index] = when(seen != 0, masked[index], Float32(_UNSEEN))
+        for row in (0, 1):
+            for key, i in zip(has.keys, has.accumulators[row], strict=True):
+                masked[i] = when((key >= first[row]) & (key <= last[row]), scores[i], Float32(_UNSEEN))
         return masked
+
+    def mask_general(self, scores: list[Float32], key_tile: Int32, has: KeyOrder) -> list[Float32]:
+        """Masks by interval, order and segments."""
+        bits = _seen_keys(self, key_tile, has)
+        masked = list(scores)
+        for row in (0, 1):
+            for place, i in enumerate(has.accumulators[row]):
+                masked[i] = when((bits[row] >> place) & 1 != 0, scores[i], Float32(_UNSEEN))
+        return masked
+
+    def first_slot(self, key_tile: Int32, has: KeyOrder) -> Int32:
+        """The first slot of this thread in a tile."""
+        return key_tile * tile.ROWS + warpgroup.thread_anew() % 4 * has.distance
 
 
 @cute.jit
-def _seen_keys(seen: View, key_tile: Int32) -> list[Uint32]:
+def _seen_keys(seen: View, key_tile: Int32, has: cutlass.Constexpr) -> list[Uint32]:
     """For each row a bit for each key of the thread, in a loop since all of them at once would take many registers."""
     rows = seen.rows()
     first, last, segments = seen.first(rows), seen.last(rows), seen.segments(rows)
-    start = key_tile * tile.ROWS + warpgroup.thread_anew() % 4 * 4
+    start = seen.first_slot(key_tile, has)
+    distance = has.keys[4] - has.keys[0]
     bits = [Uint32(0), Uint32(0)]
-    for group in cutlass.range(_GROUPS):
+    for group in cutlass.range(KEYS // 4):
         for i in cutlass.range_constexpr(4):
-            slot = start + (group * 16 + i)
+            slot = start + (group * distance + i)
             inside = slot < seen.num_keys
             key = first_or_slot(seen.order, slot, inside)
             segment = first_or(seen.key_segments, cutlass.min(key, seen.num_keys - 1), Int32(0))
@@ -128,13 +130,13 @@ def first_or_slot(order: Pointer, slot: Int32, inside: Boolean) -> Int32:
 
 
 @cute.jit
-def masked(scores: list[Float32], seen: View, key_tile: Int32) -> list[Float32]:
-    """Scores of a tile as the rows see them."""
+def masked(scores: list[Float32], seen: View, key_tile: Int32, has: cutlass.Constexpr) -> list[Float32]:
+    """Scores of a tile as the rows see them; ``has``, a :class:`KeyOrder`, says which keys a thread has."""
     if not seen.is_whole(key_tile):
         if seen.is_general():
-            scores = seen.mask_general(scores, key_tile)
+            scores = seen.mask_general(scores, key_tile, has)
         else:
-            scores = seen.mask_interval(scores, key_tile)
+            scores = seen.mask_interval(scores, key_tile, has)
     return scores
 
 
