@@ -25,6 +25,9 @@ class Array:
     dtype: str
     shape: tuple[int, ...]
 
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
     @property
     def bytes(self) -> int:
         """Its size."""

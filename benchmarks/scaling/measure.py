@@ -3,9 +3,11 @@
 import dataclasses
 import functools
 import math
+import os
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,8 +17,8 @@ from flax import nnx
 from jax.sharding import AxisType
 
 from benchmarks.quantizers.device_time import kernel_times
-from benchmarks.scaling import collectives
 from benchmarks.scaling.cases import Case
+from benchmarks.scaling.programs import write_program
 from examples.language_model.data import Corpus, training_batch
 from examples.language_model.model import ModelConfig
 from examples.language_model.sharding import computing_shardings, stored_shardings
@@ -37,6 +39,7 @@ class Result:
       name: Of the case.
       mesh: Sizes of its axes.
       devices: How many, in how many processes, and of which kind.
+      software: What compiled and ran it.
       tokens: Of a step.
       length: Of a window.
       parameters: Their number.
@@ -46,10 +49,7 @@ class Result:
       rounded_losses: The same from parameters that were rounded to bfloat16: what rounding alone does.
       seconds: Of a step, UNTIMED_STEPS left out.
       compile_seconds: Of the program.
-      sent_bytes: What a device sends in a step, by kind of collective.
-      collectives: Kind, arrays, runs, bytes and source of each.
-      gathered: Activations or operands of attention that are gathered.
-      custom_calls: Number of calls of native kernels in the program.
+      parameter_sizes: Number of elements of each parameter, as a device computes with it.
       memory: Bytes of a device that the program takes, arguments included, as the compiler says.
       communication_seconds: Of NCCL's kernels in a step on one device, by the profiler; None where there is none.
       reason: Why there is nothing else, or "".
@@ -58,6 +58,7 @@ class Result:
     name: str
     mesh: str
     devices: str = ""
+    software: str = ""
     tokens: int = 0
     length: int = 0
     parameters: int = 0
@@ -67,22 +68,20 @@ class Result:
     rounded_losses: list[float] = dataclasses.field(default_factory=list)
     seconds: float = math.nan
     compile_seconds: float = 0.0
-    sent_bytes: dict[str, float] = dataclasses.field(default_factory=dict)
-    collectives: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    gathered: list[str] = dataclasses.field(default_factory=list)
-    custom_calls: int = 0
+    parameter_sizes: list[int] = dataclasses.field(default_factory=list)
     memory: int = 0
     communication_seconds: float | None = None
     reason: str = ""
 
 
-def measure(case: Case, model: ModelConfig, corpus: Corpus, *, recipe: str, profile: bool) -> Result:
+def measure(case: Case, model: ModelConfig, corpus: Corpus, programs: Path, *, recipe: str, profile: bool) -> Result:
     """Measures a case.
 
     Args:
       case: How the training is split.
       model: Size of the model.
       corpus: Text.
+      programs: Directory for the text of the compiled program.
       recipe: Of attention, by name.
       profile: Whether to ask the profiler, too.
 
@@ -102,8 +101,7 @@ def measure(case: Case, model: ModelConfig, corpus: Corpus, *, recipe: str, prof
     batch_of = functools.partial(_batch, learner, case, corpus)
     compiled = learner.lower(batch_of(0)).compile()
     compile_seconds = time.perf_counter() - start
-    program = compiled.as_text() or ""
-    found = collectives.find(program)
+    write_program(programs, case.name, compiled.as_text() or "")
     losses, seconds, state = _train(compiled, learner.state, batch_of, case)
     rounded_losses = _train(compiled, rounded, batch_of, case)[0] if rounded is not None else []
     communication = _communication(compiled, state, batch_of(0)) if profile and mesh.size > 1 else None
@@ -111,6 +109,7 @@ def measure(case: Case, model: ModelConfig, corpus: Corpus, *, recipe: str, prof
         name=case.name,
         mesh=str(case.mesh),
         devices=f"{mesh.size} x {jax.devices()[0].device_kind}, {jax.process_count()} process(es)",
+        software=f"jax {jax.__version__}, XLA_FLAGS={os.environ.get('XLA_FLAGS', '')!r}",
         tokens=case.tokens,
         length=case.length,
         parameters=sum(x.size for x in jax.tree.leaves(parameters)),
@@ -120,10 +119,7 @@ def measure(case: Case, model: ModelConfig, corpus: Corpus, *, recipe: str, prof
         rounded_losses=rounded_losses,
         seconds=seconds,
         compile_seconds=compile_seconds,
-        sent_bytes={kind: sum(x.sent_bytes for x in found if x.kind == kind) for kind in {x.kind for x in found}},
-        collectives=[_describe(x) for x in found],
-        gathered=[str(x) for x in collectives.gathered(found, _sizes_on_a_device(parameters, mesh))],
-        custom_calls=program.count('custom_call_target="jax_fp4attn_'),
+        parameter_sizes=sorted(_sizes_on_a_device(parameters, mesh)),
         memory=_memory(compiled),
         communication_seconds=communication,
     )
@@ -208,16 +204,6 @@ def _sizes_on_a_device(parameters: Any, mesh: jax.sharding.Mesh) -> set[int]:
     return {
         math.prod(sharding.shard_shape(x.shape))
         for x, sharding in zip(jax.tree.leaves(parameters), jax.tree.leaves(shardings), strict=True)
-    }
-
-
-def _describe(found: collectives.Collective) -> dict[str, Any]:
-    return {
-        "kind": found.kind,
-        "arrays": [f"{array.dtype}{list(array.shape)}" for array in found.results],
-        "runs": found.runs,
-        "sent_bytes": found.sent_bytes,
-        "source": found.source[-160:],
     }
 
 

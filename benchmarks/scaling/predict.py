@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 
 from benchmarks.scaling.measure import Result
 
@@ -52,12 +53,13 @@ def bandwidth(devices: int) -> float:
     return ATTAINED * (NVLINK if devices <= GPUS_A_HOST else INFINIBAND)
 
 
-def predict(two: Result, one: Result, devices: int, scaling: str) -> Prediction:
+def predict(two: Result, one: Result, sent_bytes: Mapping[str, float], devices: int, scaling: str) -> Prediction:
     """Predicts a step.
 
     Args:
       two: The case on two devices.
       one: The case on one device whose computation is split.
+      sent_bytes: What each of the two devices sends, by kind of collective.
       devices: How many are asked about.
       scaling: "strong" or "weak".
 
@@ -65,7 +67,7 @@ def predict(two: Result, one: Result, devices: int, scaling: str) -> Prediction:
       The prediction.
     """
     growth = devices if scaling == "weak" else 1
-    sent = sum(sent_by_kind(two, kind, devices, growth) for kind in two.sent_bytes)
+    sent = sum(_sent(two, kind, x, devices, growth) for kind, x in sent_bytes.items())
     return Prediction(
         name=two.name,
         devices=devices,
@@ -78,7 +80,7 @@ def predict(two: Result, one: Result, devices: int, scaling: str) -> Prediction:
     )
 
 
-def sent_by_kind(two: Result, kind: str, devices: int, growth: int) -> float:
+def _sent(two: Result, kind: str, sent: float, devices: int, growth: int) -> float:
     """Bytes that a device sends, from those of two devices.
 
     Gathers and sums send (n - 1) / n of their arrays, which are parameters and do not grow, or with tensor parallelism
@@ -87,13 +89,13 @@ def sent_by_kind(two: Result, kind: str, devices: int, growth: int) -> float:
     Args:
       two: The case on two devices.
       kind: Of the collectives.
+      sent: Bytes that each of the two sends.
       devices: n.
       growth: Of the step.
 
     Returns:
       Bytes.
     """
-    sent = two.sent_bytes[kind]
     if kind == "collective-permute":
         return sent * growth * 2 * (devices - 1) / devices
     activations = "model=2" in two.mesh

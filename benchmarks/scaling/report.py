@@ -14,11 +14,13 @@ from benchmarks.scaling.checks import Check
 from benchmarks.scaling.collectives import KINDS
 from benchmarks.scaling.least import least_bytes
 from benchmarks.scaling.measure import UNTIMED_STEPS, Result
+from benchmarks.scaling.programs import Program, read_program
 from examples._tables import markdown_table
 
 PREDICTED_DEVICES = (8, 64)
 
 Results = Mapping[str, Result]
+Programs = Mapping[str, Program]
 
 
 def write(directory: Path) -> str:
@@ -34,18 +36,24 @@ def write(directory: Path) -> str:
     checks = _read(directory / stage.CHECKS, Check)
     in_processes = _read(directory / stage.PROCESSES, Result)
     by_name = {result.name: result for result in results}
-    text = markdown(by_name, {result.name: result for result in in_processes}, checks)
+    programs = {
+        result.name: read_program(directory / stage.PROGRAMS, result.name, result.parameter_sizes)
+        for result in results
+        if not result.reason
+    }
+    text = markdown(by_name, programs, {result.name: result for result in in_processes}, checks)
     (directory / "scaling.md").write_text(text)
     _write_losses(directory / "losses.csv", results, in_processes)
-    _write_collectives(directory / "collectives.csv", results)
+    _write_collectives(directory / "collectives.csv", programs)
     return text
 
 
-def markdown(results: Results, in_processes: Results, checks: Sequence[Check]) -> str:
+def markdown(results: Results, programs: Programs, in_processes: Results, checks: Sequence[Check]) -> str:
     """The report.
 
     Args:
       results: By name, of one process.
+      programs: By name, likewise.
       in_processes: By name, of two processes.
       checks: Outcomes.
 
@@ -56,10 +64,11 @@ def markdown(results: Results, in_processes: Results, checks: Sequence[Check]) -
     shared = {name: x for name, x in in_processes.items() if not x.reason}
     failed = [x for x in (*results.values(), *in_processes.values()) if x.reason]
     parts = [
+        _software(results),
         "## Speed",
         f"Wall time of a step, the first {UNTIMED_STEPS} left out. TFLOP/s count 6 operations for each parameter of a "
         "product and token, and causal attention; those of a device.",
-        _speed(measured, shared),
+        _speed(measured, programs, shared),
         "## Losses",
         "Differences from one device on the same batches. Rounding: what rounding the first parameters to bfloat16 "
         "does to the losses of one device.",
@@ -67,16 +76,20 @@ def markdown(results: Results, in_processes: Results, checks: Sequence[Check]) -
         "## Communication",
         "Megabytes that a device sends in a step, from the collectives of the compiled program, loops included. Least: "
         "what the way to split has to send.",
-        _communication(measured),
-        _gathered(measured),
+        _communication(measured, programs),
+        _gathered(programs),
     ]
     if checks:
         rows = [[x.name, {True: "yes", False: "NO", None: "-"}[x.passed], x.found] for x in checks]
         parts += ["## Native calls on two devices", markdown_table(["check", "holds", "found"], rows)]
-    parts += ["## Predicted, not measured", _assumptions(), _predictions(measured)]
+    parts += ["## Predicted, not measured", _assumptions(), _predictions(measured, programs)]
     if failed:
         parts += ["## Not measured", "\n".join(f"- {x.name}: {x.reason}" for x in failed)]
     return "\n\n".join(parts) + "\n"
+
+
+def _software(results: Results) -> str:
+    return "`python -m benchmarks.scaling`: " + "; ".join(sorted({x.software for x in results.values() if x.software}))
 
 
 def _read(file: Path, kind: Callable[..., Any]) -> list[Any]:
@@ -87,8 +100,18 @@ def _against(name: str) -> str:
     return next((c.against for study in STUDIES.values() for c in study.cases if c.name == name), "")
 
 
-def _speed(measured: Results, shared: Results) -> str:
-    header = ["case", "devices", "tokens a step", "tokens/s", "TFLOP/s", "against", "times as fast", "GB a device"]
+def _speed(measured: Results, programs: Programs, shared: Results) -> str:
+    header = [
+        "case",
+        "devices",
+        "tokens a step",
+        "tokens/s",
+        "TFLOP/s",
+        "against",
+        "times as fast",
+        "native calls",
+        "GB a device",
+    ]
     rows = []
     for result in (*measured.values(), *shared.values()):
         count = int(result.devices.split()[0])
@@ -103,6 +126,7 @@ def _speed(measured: Results, shared: Results) -> str:
                 f"{result.flops / result.seconds / count / 1e12:.3g}",
                 "" if one is None else one.name,
                 "" if one is None else f"{speed * one.seconds / one.tokens:.2f}",
+                str(programs[result.name].custom_calls),
                 f"{result.memory / 1e9:.2f}",
             ]
         )
@@ -141,19 +165,20 @@ def _rounding(measured: Results, result: Result) -> str:
     return ""
 
 
-def _communication(measured: Results) -> str:
+def _communication(measured: Results, programs: Programs) -> str:
     header = ["case", *KINDS, "together", "least", "operations a byte", "NCCL, ms a step"]
     rows = []
     for result in measured.values():
-        if not result.sent_bytes:
+        program = programs[result.name]
+        if not program.sent_bytes:
             continue
-        sent = sum(result.sent_bytes.values())
+        sent = sum(program.sent_bytes.values())
         least = least_bytes(result)
         seconds = result.communication_seconds
         rows.append(
             [
                 result.name,
-                *(f"{result.sent_bytes.get(kind, 0) / 1e6:.4g}" for kind in KINDS),
+                *(f"{program.sent_bytes.get(kind, 0) / 1e6:.4g}" for kind in KINDS),
                 f"{sent / 1e6:.4g}",
                 f"{least / 1e6:.4g}",
                 f"{result.flops / 2 / sent:.3g}",
@@ -163,11 +188,12 @@ def _communication(measured: Results) -> str:
     return markdown_table(header, rows)
 
 
-def _gathered(measured: Results) -> str:
-    found = {name: x.gathered for name, x in measured.items() if x.gathered}
+def _gathered(programs: Programs) -> str:
+    found = {name: program.gathered for name, program in programs.items() if program.gathered}
     if not found:
         return "No program gathers an activation or an operand of attention: all it gathers are parameters."
-    return "Gathered besides parameters: " + "; ".join(f"{name}: {', '.join(x)}" for name, x in found.items()) + "."
+    texts = (f"{name}: {', '.join(sorted({str(x) for x in arrays}))}" for name, arrays in found.items())
+    return f"Gathered besides parameters: {'; '.join(texts)}."
 
 
 def _assumptions() -> str:
@@ -181,7 +207,7 @@ def _assumptions() -> str:
     )
 
 
-def _predictions(measured: Results) -> str:
+def _predictions(measured: Results, programs: Programs) -> str:
     header = ["case", "devices", "scaling", "computing, ms", "sent, MB", "sending, ms", "efficiency"]
     rows = []
     for result in measured.values():
@@ -190,7 +216,7 @@ def _predictions(measured: Results) -> str:
             continue
         for devices in PREDICTED_DEVICES:
             for scaling in ("strong", "weak"):
-                x = predict.predict(result, one, devices, scaling)
+                x = predict.predict(result, one, programs[result.name].sent_bytes, devices, scaling)
                 rows.append(
                     [
                         result.name,
@@ -216,11 +242,11 @@ def _write_losses(path: Path, results: Sequence[Result], in_processes: Sequence[
                 )
 
 
-def _write_collectives(path: Path, results: Sequence[Result]) -> None:
+def _write_collectives(path: Path, programs: Programs) -> None:
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["case", "kind", "arrays", "runs", "sent_bytes", "source"])
-        for result in results:
-            for x in result.collectives:
-                row = [result.name, x["kind"], " ".join(x["arrays"]), x["runs"], f"{x['sent_bytes']:.0f}", x["source"]]
-                writer.writerow(row)
+        for name, program in programs.items():
+            for x in program.collectives:
+                arrays = " ".join(str(array) for array in x.results)
+                writer.writerow([name, x.kind, arrays, x.runs, f"{x.sent_bytes:.0f}", x.source[-160:]])

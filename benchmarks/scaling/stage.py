@@ -17,6 +17,7 @@ from examples.language_model import processes
 from examples.language_model.data import Corpus, load_corpus
 
 CASES, CHECKS, PROCESSES = "cases.json", "checks.json", "processes.json"
+PROGRAMS = "programs_of_cases"
 
 
 def run_cases(cases: Sequence[Case], study: Study, corpus: Corpus, file: Path, options: argparse.Namespace) -> None:
@@ -36,7 +37,7 @@ def run_cases(cases: Sequence[Case], study: Study, corpus: Corpus, file: Path, o
         if begun > 60 * options.minutes:
             results.append(Result(name=case.name, mesh=str(case.mesh), reason="out of time"))
         else:
-            results.append(_measure(case, study, corpus, options))
+            results.append(_measure(case, study, corpus, file.with_name(f"programs_of_{file.stem}"), options))
         if jax.process_index() == 0:
             result, took = results[-1], time.perf_counter() - start - begun
             print(f"[{begun:.0f} s] {case.name}: {result.reason or _summary(result)} ({took:.0f} s)", flush=True)
@@ -49,19 +50,31 @@ def write(file: Path, items: Sequence[Any]) -> None:
     file.write_text(json.dumps([dataclasses.asdict(item) for item in items], indent=1))
 
 
-def _measure(case: Case, study: Study, corpus: Corpus, options: argparse.Namespace) -> Result:
+def _measure(case: Case, study: Study, corpus: Corpus, programs: Path, options: argparse.Namespace) -> Result:
     try:
-        return measure(case, study.model, corpus, recipe=options.recipe, profile=jax.default_backend() == "gpu")
+        return measure(
+            case, study.model, corpus, programs, recipe=options.recipe, profile=jax.default_backend() == "gpu"
+        )
     # Whatever a case raises is its result.
     except Exception as error:
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        return Result(name=case.name, mesh=str(case.mesh), reason=text[:400])
+        return Result(name=case.name, mesh=str(case.mesh), reason=_describe(error))
+
+
+def _checks() -> list[checks.Check]:
+    try:
+        return checks.run()
+    except Exception as error:
+        return [checks.Check("all checks could be made", False, _describe(error))]
+
+
+def _describe(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:400]
 
 
 def _summary(result: Result) -> str:
     return (
         f"{result.tokens / result.seconds:.0f} tokens/s, last loss {result.losses[-1]:.4f}, "
-        f"{sum(result.sent_bytes.values()) / 1e6:.1f} MB sent a step, compiled in {result.compile_seconds:.0f} s"
+        f"compiled in {result.compile_seconds:.0f} s"
     )
 
 
@@ -100,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         run_cases(shared, study, corpus, options.out / PROCESSES, options)
         return
     run_cases(cases, study, corpus, options.out / CASES, options)
-    write(options.out / CHECKS, checks.run())
+    write(options.out / CHECKS, _checks())
 
 
 if __name__ == "__main__":

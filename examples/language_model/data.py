@@ -22,7 +22,9 @@ class Corpus:
     @property
     def digest(self) -> str:
         """Tells texts, and where they are split, apart."""
-        return hashlib.sha256(hashlib.sha256(self.training.tobytes()).digest() + self.held_out.tobytes()).hexdigest()[:16]
+        return hashlib.sha256(hashlib.sha256(self.training.tobytes()).digest() + self.held_out.tobytes()).hexdigest()[
+            :16
+        ]
 
 
 def load_corpus(held_out_fraction: float = 0.1) -> Corpus:

@@ -51,7 +51,9 @@ class ArmResult:
     def write(self, directory: Path) -> None:
         """Writes the result to a directory, where :func:`read_results` finds it."""
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / f"{self.name}.json").write_text(json.dumps(dataclasses.asdict(self)))
+        unfinished = directory / f"{self.name}.unfinished"
+        unfinished.write_text(json.dumps(dataclasses.asdict(self)))
+        unfinished.replace(directory / f"{self.name}.json")  # Another process may be reading.
 
 
 def read_results(directory: Path) -> list[ArmResult]:
