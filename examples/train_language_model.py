@@ -173,9 +173,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sequence-length", type=int, help="bytes in a window")
     parser.add_argument("--seed", type=int, default=0, help="of parameters, data and samples (default: %(default)s)")
     parser.add_argument("--exact", choices=("cudnn", "xla"), help=f"what attends in place of the recipe {BASELINE}")
-    parser.add_argument(
-        "--corpus", type=Path, metavar="FILE.gz", help="text that examples.language_model.sources wrote"
-    )
+    parser.add_argument("--corpus", type=Path, metavar="FILE.gz", help="text that examples.gather_sources wrote")
     parser.add_argument(
         "--minutes", type=float, default=math.inf, help="after which an arm ends (default: %(default)s)"
     )

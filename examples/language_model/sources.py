@@ -1,15 +1,9 @@
-"""A larger text: the Python sources that are installed, for models that learn the language reference by heart.
+"""A larger text: the Python sources that are installed, for models that learn the language reference by heart."""
 
-Usage: python -m examples.language_model.sources FILE.gz [--megabytes 48]
-
-Another machine has other sources; FILE.gz is the text of this one, for `--corpus FILE.gz` elsewhere.
-"""
-
-import argparse
 import gzip
 import hashlib
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 MEGABYTES = 48
@@ -70,22 +64,3 @@ def _digests(directories: Iterable[Path]) -> Iterator[tuple[bytes, Path]]:
             if path.is_file() and path.stat().st_size <= MOST_BYTES_A_FILE:
                 found.setdefault(hashlib.sha256(path.read_bytes()).digest(), path)
     yield from found.items()
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Writes the text.
-
-    Args:
-      arguments: Command line; None for the process's own.
-    """
-    parser = argparse.ArgumentParser(description="Writes the Python sources that are installed into one file.")
-    parser.add_argument("file", type=Path, metavar="FILE.gz")
-    parser.add_argument("--megabytes", type=int, default=MEGABYTES, help="of text, at most (default: %(default)s)")
-    parsed = parser.parse_args(arguments)
-    text = gather(installed_directories(), parsed.megabytes * 1_000_000)
-    write(parsed.file, text)
-    print(f"{len(text) / 1e6:.1f} MB of text, {parsed.file.stat().st_size / 1e6:.1f} MB compressed: {parsed.file}")
-
-
-if __name__ == "__main__":
-    main()
