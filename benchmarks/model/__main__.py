@@ -6,18 +6,22 @@ Usage: python -m benchmarks.model [--cubin CUBIN] [--flash-attention-4 CUBIN ...
 """
 
 import argparse
+import dataclasses
 import hashlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.model.cases import CUBIN, ours, theirs
 from benchmarks.model.check import compare, targets
+from benchmarks.model.evidence import stalls_between_neighbours, vary
+from benchmarks.model.machine import rates_of
 from benchmarks.model.plot import write_plot
 from benchmarks.model.published import FLASH_ATTENTION_4, rows
-from benchmarks.model.records import Record, count, read_csv, write_csv
-from benchmarks.model.report import RANKED_ON, markdown
-from benchmarks.model.sass import disassemble
+from benchmarks.model.records import Record, count, exponentials_of, find_kernels, read_csv, write_csv
+from benchmarks.model.report import RANKED_ON, Findings, markdown
+from benchmarks.model.sass import Module, disassemble
+from benchmarks.model.warps import Warps
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -36,16 +40,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"nothing to model: no {options.cubin}; run make native", file=sys.stderr)
         return 1
     options.out.mkdir(parents=True, exist_ok=True)
-    records, notes = [], []
-    for found, note in (_count_ours(options.cubin), _count_theirs(options.flash_attention_4, options.out)):
-        records += found
-        notes.append(note)
-    comparisons = compare(records, rows())
-    text = markdown(records, comparisons, targets(records, RANKED_ON), notes)
+    counted = [_disassemble(options.cubin, ours, options.cubin.name)]
+    for cubin in options.flash_attention_4:
+        digest = hashlib.sha256(cubin.read_bytes()).hexdigest()[:12]
+        counted.append(_disassemble(cubin, theirs, f"flash-attn-4, sha256 {digest}"))
+    records = [record for code in counted for record in code.records()]
+    notes = [f"{code.name}: {len(code.kernels)} forward kernels, counted in this run." for code in counted]
+    if not options.flash_attention_4:
+        recorded = [x for x in read_csv(RESULTS / "model.csv") if x.kernel == FLASH_ATTENTION_4]
+        records += recorded
+        notes.append("FlashAttention-4: as recorded in model.csv, from " + _codes(recorded))
+    findings = _findings(records, counted, notes)
+    text = markdown(findings)
     print(text)
     (options.out / "model.md").write_text(text)
     write_csv(options.out / "model.csv", records)
-    write_plot(options.out / "model.png", records, comparisons)
+    write_plot(options.out / "model.png", records, findings.comparisons)
     return 0
 
 
@@ -66,33 +76,61 @@ def _parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _count_ours(cubin: Path) -> tuple[list[Record], str]:
+@dataclasses.dataclass(frozen=True)
+class _Code:
+    """A cubin.
+
+    Attributes:
+      name: Of it.
+      target: That it is for.
+      kernels: Loops by name for tables.
+    """
+
+    name: str
+    target: str
+    kernels: Mapping[str, Warps]
+
+    def records(self) -> Iterator[Record]:
+        """Of every kernel, on every kind of multiprocessor."""
+        for kernel, warps in self.kernels.items():
+            for exponentials in exponentials_of(self.target):
+                x = count(kernel, self.name, self.target, exponentials, warps)
+                what = f"{kernel}, {exponentials} exponentials a clock"
+                numbers = f"{x.instructions:.1f} instructions a fragment, {x.step.period:.0f} clocks a step"
+                print(f"  {what}: {numbers}, modelled", file=sys.stderr)
+                yield x
+
+
+def _disassemble(cubin: Path, names: Callable[[Module], dict[str, str]], name: str) -> _Code:
     print(f"disassembling {cubin}", file=sys.stderr)
     module = disassemble(cubin)
-    found = list(_with_progress(count(module, ours(module), cubin.name)))
-    return found, f"Ours: {cubin.name}, " + ("counted in this run." if found else "which has no forward kernel yet.")
+    return _Code(name, module.target, find_kernels(module, names(module)))
 
 
-def _count_theirs(cubins: Sequence[Path], out: Path) -> tuple[list[Record], str]:
-    found: list[Record] = []
-    for cubin in cubins:
-        print(f"disassembling {cubin}", file=sys.stderr)
-        module = disassemble(cubin)
-        code = f"flash-attn-4, sha256 {hashlib.sha256(cubin.read_bytes()).hexdigest()[:12]}"
-        found += _with_progress(count(module, theirs(module), code))
-    how = "counted in this run"
-    if not cubins:
-        recorded = read_csv(out / "model.csv") or read_csv(RESULTS / "model.csv")
-        found, how = [x for x in recorded if x.kernel == FLASH_ATTENTION_4], "as recorded in model.csv"
-    codes = ", ".join(dict.fromkeys(x.code for x in found)) or "not recorded"
-    return found, f"{FLASH_ATTENTION_4}: {how} ({codes})."
+def _codes(records: Sequence[Record]) -> str:
+    return ", ".join(f"{x.code} ({x.target})" for x in records) or "nothing"
 
 
-def _with_progress(records: Iterator[Record]) -> Iterator[Record]:
-    for x in records:
-        what = f"{x.kernel}, {x.exponentials} exponentials a clock"
-        print(f"  {what}: {x.instructions:.1f} instructions a fragment, {x.step.period:.0f} clocks", file=sys.stderr)
-        yield x
+def _findings(records: Sequence[Record], counted: Sequence[_Code], notes: Sequence[str]) -> Findings:
+    published = list(rows())
+    comparisons = compare(records, published)
+    modelled = {x.row.kernel for x in comparisons}
+    variations = {
+        kernel: vary(warps, rates_of(exponentials_of(code.target)[0]))
+        for code in counted
+        for kernel, warps in code.kernels.items()
+        if exponentials_of(code.target)[0] == RANKED_ON[0].exponentials
+    }
+    turns = [turn for code in counted for warps in code.kernels.values() for turn in warps.softmax]
+    return Findings(
+        records,
+        comparisons,
+        sorted({x.kernel for x in published} - modelled),
+        targets(records, RANKED_ON),
+        variations,
+        stalls_between_neighbours(turns),
+        notes,
+    )
 
 
 if __name__ == "__main__":

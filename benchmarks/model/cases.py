@@ -16,14 +16,14 @@ RECIPES: Mapping[str, str] = {
     "exponential": "exact_map",
     "affine_mixed_anchor32": "accurate",
     "e4m3": "fp8_pv",
-    "nvfp4": "nvfp4_pv",
+    "affine_mixed_odd_anchor128": "guarded",
 }
 """Recipe of each way in which the forward makes probabilities, for the tables."""
 
 SAME_KERNEL: Mapping[str, str] = {"train": "fp8_pv"}
 """Recipes that run another one's kernel."""
 
-_FORWARD = re.compile(r"forward_h128_(\w+)_\d+")
+_FORWARD = re.compile(r"blackwell_forward_h128_(\w+)_\d+")
 
 
 def ours(module: Module) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The model beside what is published, and beside what was asked of our kernels."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from benchmarks.model.cases import SAME_KERNEL
 from benchmarks.model.cycles import seconds
@@ -31,7 +31,7 @@ class Comparison:
         return self.seconds / self.row.seconds - 1
 
 
-def compare(records: Sequence[Record], rows: Iterator[Row]) -> list[Comparison]:
+def compare(records: Sequence[Record], rows: Iterable[Row]) -> list[Comparison]:
     """The modelled time of every published row whose kernel is known.
 
     Args:

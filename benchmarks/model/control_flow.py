@@ -66,9 +66,7 @@ class ControlFlow:
           The instructions in order.
         """
         backward = set(self._back_edges(loop))
-        forward = {
-            x: [y for y in self.graph[x] if y in loop.blocks and (x, y) not in backward] for x in loop.blocks
-        }
+        forward = {x: [y for y in self.graph[x] if y in loop.blocks and (x, y) not in backward] for x in loop.blocks}
         best: dict[int, tuple[tuple[int, int], int | None]] = {loop.header: (self._cost(loop.header, work), None)}
         for block in _topological_order(loop.header, forward):
             cost, _ = best[block]

@@ -4,11 +4,11 @@ import collections
 import dataclasses
 from collections.abc import Mapping
 
-from benchmarks.model.machine import PRODUCT_CLOCKS, Machine
+from benchmarks.model.machine import Machine, Rates
 from benchmarks.model.pipes import issue_clocks
-from benchmarks.model.schedule import Products, dependency_path, period
+from benchmarks.model.schedule import Path, Products, dependency_path, period
 from benchmarks.model.shapes import Shape
-from benchmarks.model.warps import Turn, Warps, products
+from benchmarks.model.warps import Warps, products
 
 QUERY_TILES = 2
 """Of a thread block; each has a softmax warp in every sub-partition."""
@@ -20,14 +20,12 @@ class Step:
 
     Attributes:
       units: Busy clocks of each unit of a sub-partition, ``issue`` and ``tensor core`` among them.
-      first_output: From scores to the first legal P V, with the sub-partition to itself.
-      path: From scores to the next scores of the same query tile, likewise.
+      path: Of one query tile, with the sub-partition to itself; the longer one's.
       period: From step to step, with both query tiles in the schedule.
     """
 
     units: Mapping[str, float]
-    first_output: float
-    path: float
+    path: Path
     period: float
 
     @property
@@ -37,51 +35,45 @@ class Step:
 
     @property
     def bound(self) -> str:
-        """What the period comes from: a unit if it is nearly always busy, else the dependency path."""
-        busy = self.units[self.busiest]
-        return self.busiest if busy > 0.95 * self.period or busy > self.path else "dependency path"
+        """What the period comes from: a unit that is nearly always busy, else the dependency path."""
+        return self.busiest if self.units[self.busiest] > _NEARLY_ALWAYS * self.period else "dependency path"
 
 
-def model_step(warps: Warps, mufu_clocks: int) -> Step:
+def model_step(warps: Warps, rates: Rates) -> Step:
     """Clocks of a step of a kernel.
 
     Args:
       warps: Its loops.
-      mufu_clocks: Of a warp's exponentials.
+      rates: Of the multiprocessor.
 
     Returns:
       The step.
     """
-    scores, output = (count * PRODUCT_CLOCKS for count in products(warps.issue))
+    if warps.tiles != 1:
+        raise ValueError(f"a softmax turn of {warps.tiles} key tiles, expected one")
+    scores, output = (count * rates.product for count in products(warps.issue))
     of_a_tile = Products(scores / QUERY_TILES, output / QUERY_TILES)
-    first_output, path = dependency_path(warps.softmax, of_a_tile, mufu_clocks)
-    # Softmax turns may take several key tiles.
-    turns = 1 / warps.tiles
+    paths = [dependency_path(turn, of_a_tile, rates) for turn in warps.softmax]
     return Step(
-        _busy(warps, mufu_clocks) | {"tensor core": scores + output},
-        first_output,
-        path * turns,
-        period(warps.softmax, warps.correction, of_a_tile, mufu_clocks) * turns,
+        _busy(warps, rates) | {"tensor core": scores + output},
+        max(paths, key=lambda path: path.total),
+        period(warps.softmax, warps.correction, of_a_tile, rates),
     )
 
 
-def _busy(warps: Warps, mufu_clocks: int) -> dict[str, float]:
+def _busy(warps: Warps, rates: Rates) -> dict[str, float]:
     """Clocks of the sub-partition that has the issuing warp too."""
-    busy: collections.Counter[str] = collections.Counter()
-    turns: tuple[tuple[Turn, float], ...] = (
-        (warps.softmax, QUERY_TILES / warps.tiles),
-        (warps.correction, 1),
-        (warps.issue, 1),
-    )
-    for turn, count in turns:
+    busy: collections.Counter[str] = collections.Counter(dict.fromkeys(_UNITS, 0))
+    for turn in (*warps.softmax, warps.correction, warps.issue):
         for x in turn:
-            unit, clocks = issue_clocks(x, mufu_clocks)
+            unit, clocks = issue_clocks(x, rates)
             if unit in _UNITS:
-                busy[unit] += clocks * count
-            busy["issue"] += count
+                busy[unit] += clocks
+            busy["issue"] += 1
     return dict(busy)
 
 
+_NEARLY_ALWAYS = 0.95
 _UNITS = ("fma", "alu", "mufu", "tmem load", "tmem store", "shared")
 
 
@@ -100,4 +92,4 @@ def seconds(step: Step, machine: Machine, shape: Shape) -> float:
       Seconds, without the launch.
     """
     steps, items = shape.most_loaded(machine.multiprocessors)
-    return (step.period * (steps - items) + 2 * step.path * items) / machine.clock
+    return (step.period * (steps - items) + 2 * step.path.total * items) / machine.clock

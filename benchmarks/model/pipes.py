@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from benchmarks.model.machine import Rates
 from benchmarks.model.sass import Instruction
 
 PIPES = (
@@ -31,21 +32,18 @@ _OPERATIONS: Mapping[str, str] = {
         "UBMSK USGXT VOTEU UVIADD UVIMNMX UVIRTCOUNT UIABS UCLEA UFSETP UF2FP UFSEL UFMNMX UFADD UFFMA UFMUL B2R R2B"
     ),
     "tensor": (
-        "UTCHMMA UTCQMMA UTCOMMA UTCIMMA UTCBAR UTCCP UTCSHIFT UTCATOMSWS HGMMA QGMMA IGMMA BGMMA HMMA QMMA IMMA "
-        "OMMA"
+        "UTCHMMA UTCQMMA UTCOMMA UTCIMMA UTCBAR UTCCP UTCSHIFT UTCATOMSWS HGMMA QGMMA IGMMA BGMMA HMMA QMMA IMMA OMMA"
     ),
     "memory": (
         "LDG STG LDL STL LD ST LDC ATOM ATOMG RED REDG REDAS UTMALDG UTMASTG UTMAREDG UTMACCTL UTMACMDFLUSH UTMAPF "
         "UBLKCP UBLKRED UBLKPF"
     ),
-    "control": (
-        "BRA BRX JMP EXIT RET CALL BSSY BSYNC BREAK BPT NOP USETMAXREG USETSHMSZ PREEXIT YIELD KILL"
-    ),
+    "control": ("BRA BRX JMP EXIT RET CALL BSSY BSYNC BREAK BPT NOP USETMAXREG USETSHMSZ PREEXIT YIELD KILL"),
 }
 _PIPE_OF = {operation: pipe for pipe, names in _OPERATIONS.items() for operation in names.split()}
 
-_HALF_RATE = 2
-"""Clocks of 32 lanes on 16."""
+_SCALAR = ("FFMA", "FMUL", "FADD")
+_SHARED_CLOCKS = 4
 
 
 def pipe_of(x: Instruction) -> str:
@@ -63,11 +61,6 @@ def pipe_of(x: Instruction) -> str:
         raise ValueError(f"{x.opcode}: its pipe is not known; add it to {__name__}") from None
 
 
-def is_packed(x: Instruction) -> bool:
-    """Whether it computes two float32 results a thread."""
-    return x.operation in ("FFMA2", "FMUL2", "FADD2")
-
-
 def tmem_columns(x: Instruction) -> int:
     """Columns of tensor memory that a warp reads or writes, a 32-bit word a thread each."""
     if x.operation not in ("LDTM", "STTM"):
@@ -81,26 +74,21 @@ def converts_to_fp8(x: Instruction) -> bool:
     return x.operation == "F2FP" and bool({"E4M3", "E5M2"} & set(x.modifiers)) and "UNPACK_B" not in x.modifiers
 
 
-def issue_clocks(x: Instruction, mufu_clocks: int) -> tuple[str, int]:
+def issue_clocks(x: Instruction, rates: Rates) -> tuple[str, int]:
     """The unit that limits how often an instruction can be issued, and how long it keeps it.
 
     Args:
       x: The instruction.
-      mufu_clocks: Of a transcendental function of 32 lanes.
+      rates: Of the multiprocessor.
 
     Returns:
       Unit and clocks of one sub-partition.
     """
     pipe = pipe_of(x)
     if pipe == "fma":
-        scalar = x.operation in ("FFMA", "FMUL", "FADD")
-        return "fma", 1 if scalar else _HALF_RATE
+        return pipe, 1 if x.operation in _SCALAR else rates.packed
     if pipe == "conversion":
-        return "alu", 2 * _HALF_RATE if converts_to_fp8(x) else _HALF_RATE
-    if pipe == "mufu":
-        return "mufu", mufu_clocks
+        return "alu", rates.fp8 if converts_to_fp8(x) else rates.alu
     if pipe in ("tmem load", "tmem store"):
         return pipe, tmem_columns(x)
-    if pipe == "shared":
-        return pipe, 4
-    return ("alu", _HALF_RATE) if pipe == "alu" else (pipe, 1)
+    return pipe, {"alu": rates.alu, "mufu": rates.mufu, "shared": _SHARED_CLOCKS}.get(pipe, 1)

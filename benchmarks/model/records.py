@@ -3,23 +3,29 @@
 import collections
 import csv
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+import pathlib
+from collections.abc import Iterable, Mapping
 
 from benchmarks.model.cycles import Step, model_step
-from benchmarks.model.machine import Machine, mufu_clocks
+from benchmarks.model.machine import Machine, rates_of
 from benchmarks.model.pipes import PIPES, pipe_of
 from benchmarks.model.sass import Module
-from benchmarks.model.warps import find_warps
+from benchmarks.model.schedule import Path
+from benchmarks.model.warps import Warps, find_warps
 
 UNITS = ("issue", "fma", "alu", "mufu", "tmem load", "tmem store", "shared", "tensor core")
 ARITHMETIC = ("fma", "alu", "conversion", "mufu")
 """Pipes that compute."""
 
-_CLOCKS = ("first_output", "path", "period")
-COLUMNS = ("kernel", "code", "target", "exponentials", *PIPES, *(f"{unit} clocks" for unit in UNITS), *_CLOCKS)
+_PATH = tuple(field.name for field in dataclasses.fields(Path))
+COLUMNS = (
+    *("kernel", "code", "target", "exponentials", *PIPES),
+    *(f"{unit} clocks" for unit in UNITS),
+    *(f"path {name}" for name in _PATH),
+    "period",
+)
 
-# Exponentials a clock of the multiprocessors that code for a target runs on. nvdisasm has no name for the family.
+# nvdisasm has no name for the family of sm_100f.
 _EXPONENTIALS = {"sm_100a": (16,), "sm_100": (16, 32), "sm_100f": (16, 32), "sm_103a": (32,)}
 
 
@@ -58,40 +64,55 @@ class Record:
         return self.exponentials == machine.exponentials
 
 
-def count(module: Module, kernels: Mapping[str, str], code: str) -> Iterator[Record]:
-    """Records of the forward kernels in a cubin.
+def find_kernels(module: Module, kernels: Mapping[str, str]) -> dict[str, Warps]:
+    """Loops of the forward kernels in a cubin.
 
     Args:
       module: Its code.
       kernels: Name for tables of each function that is wanted.
-      code: Name of the cubin.
 
-    Yields:
-      One for each kernel and kind of multiprocessor.
+    Returns:
+      Loops by name for tables.
     """
-    for function in module.functions:
-        warps = find_warps(function) if function.name in kernels else None
-        if warps is None:
-            continue
-        counts = collections.Counter(map(pipe_of, warps.softmax))
-        fragment = {pipe: counts[pipe] / warps.fragments for pipe in PIPES}
-        for exponentials in _EXPONENTIALS[module.target]:
-            step = model_step(warps, mufu_clocks(exponentials))
-            yield Record(kernels[function.name], code, module.target, exponentials, fragment, step)
+    wanted = {kernels[x.name]: find_warps(x) for x in module.functions if x.name in kernels}
+    return {kernel: warps for kernel, warps in wanted.items() if warps is not None}
 
 
-def write_csv(path: Path, records: Iterable[Record]) -> None:
+def exponentials_of(target: str) -> tuple[int, ...]:
+    """Exponentials a clock of the multiprocessors that code for a target runs on."""
+    return _EXPONENTIALS[target]
+
+
+def count(kernel: str, code: str, target: str, exponentials: int, warps: Warps) -> Record:
+    """The record of a kernel.
+
+    Args:
+      kernel: Name for tables.
+      code: Name of the cubin.
+      target: That the code is for.
+      exponentials: A clock of the multiprocessor.
+      warps: Its loops.
+
+    Returns:
+      The record.
+    """
+    counts = collections.Counter(pipe_of(x) for turn in warps.softmax for x in turn)
+    fragment = {pipe: counts[pipe] / warps.fragments for pipe in PIPES}
+    return Record(kernel, code, target, exponentials, fragment, model_step(warps, rates_of(exponentials)))
+
+
+def write_csv(path: pathlib.Path, records: Iterable[Record]) -> None:
     """Writes records."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         for x in records:
             numbers = [x.fragment[pipe] for pipe in PIPES] + [x.step.units[unit] for unit in UNITS]
-            numbers += [getattr(x.step, name) for name in _CLOCKS]
+            numbers += [getattr(x.step.path, name) for name in _PATH] + [x.step.period]
             writer.writerow([x.kernel, x.code, x.target, x.exponentials, *(f"{number:g}" for number in numbers)])
 
 
-def read_csv(path: Path) -> list[Record]:
+def read_csv(path: pathlib.Path) -> list[Record]:
     """Reads what :func:`write_csv` wrote; nothing if there is no file."""
     if not path.is_file():
         return []
@@ -107,5 +128,5 @@ def _record(row: Mapping[str, str]) -> Record:
         row["target"],
         int(row["exponentials"]),
         {pipe: float(row[pipe]) for pipe in PIPES},
-        Step(units, *(float(row[name]) for name in _CLOCKS)),
+        Step(units, Path(*(float(row[f"path {name}"]) for name in _PATH)), float(row["period"])),
     )

@@ -1,10 +1,12 @@
 """The tables as markdown."""
 
 import collections
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 
 from benchmarks.model.check import Comparison, Target
 from benchmarks.model.cycles import seconds
+from benchmarks.model.evidence import VARIATIONS
 from benchmarks.model.machine import B200, B300, MACHINES, RATES
 from benchmarks.model.pipes import PIPES
 from benchmarks.model.published import DESIGN_FRAGMENT
@@ -13,6 +15,8 @@ from benchmarks.model.shapes import Shape
 
 RANKED_ON = (B200, B300)
 """One GPU of each kind of multiprocessor."""
+
+_FEWEST_PAIRS = 8
 
 RANKED_SHAPE = Shape(1, 32768, 24)
 
@@ -23,40 +27,72 @@ modelled from them and from published rates. [docs/blackwell_model.md](../../../
 formulas and their limits."""
 
 
-def markdown(
-    records: Sequence[Record], comparisons: Sequence[Comparison], targets: Sequence[Target], notes: Sequence[str]
-) -> str:
+@dataclasses.dataclass(frozen=True)
+class Findings:
+    """What the report is about.
+
+    Attributes:
+      records: Of kernels.
+      comparisons: With published times.
+      unknown: Published kernels that there is no record of.
+      targets: Asked of our kernels.
+      variations: Clocks of a step of each kernel counted in this run, by name of the change of rates.
+      stalls: Stall counts between neighbours of an operation in the code counted in this run.
+      notes: Where the counts come from.
+    """
+
+    records: Sequence[Record]
+    comparisons: Sequence[Comparison]
+    unknown: Sequence[str]
+    targets: Sequence[Target]
+    variations: Mapping[str, Mapping[str, float]]
+    stalls: Mapping[str, Mapping[int, int]]
+    notes: Sequence[str]
+
+
+def markdown(found: Findings) -> str:
     """The report.
 
     Args:
-      records: Of kernels.
-      comparisons: With published times.
-      targets: Asked of our kernels.
-      notes: Where the counts come from.
+      found: What to report.
 
     Returns:
       Markdown.
     """
-    parts = [_INTRODUCTION, "\n".join(f"- {note}" for note in notes)]
+    records, comparisons = found.records, found.comparisons
+    parts = [_INTRODUCTION, "\n".join(f"- {note}" for note in found.notes)]
     parts.append("## Instructions of a fragment, counted\n\n" + _FRAGMENT_NOTE + "\n\n" + _fragments(records))
     parts.append("## Clocks of a step, modelled\n\n" + _STEP_NOTE)
-    parts += [f"### {machine.exponentials} exponentials a clock ({_names(machine.exponentials)})\n\n"
-              + _steps([x for x in records if x.runs_on(machine)]) for machine in RANKED_ON]
-    if targets:
-        parts.append("## Targets\n\n" + _targets(targets))
+    for machine in RANKED_ON:
+        title = f"### {machine.exponentials} exponentials a clock ({_names(machine.exponentials)})"
+        parts.append(f"{title}\n\n" + _steps([x for x in records if x.runs_on(machine)]))
+    if found.targets:
+        parts.append("## Targets\n\n" + _targets(found.targets))
     parts.append(f"## Ranking, modelled, {RANKED_SHAPE}\n\n" + _ranking(records))
+    parts.append(
+        "## Clocks of a step if rates were others, modelled, 16 exponentials a clock\n\n"
+        + _variations(found.variations)
+    )
     parts.append("## Published times beside modelled ones\n\n" + _ERROR_NOTE + "\n\n" + _errors(comparisons))
+    if found.unknown:
+        parts.append(f"Without a kernel to model: {', '.join(found.unknown)}.")
     parts.append(_comparisons(comparisons))
     parts.append("## Rates\n\n" + table(("of a multiprocessor, a clock", "rate", "source"), RATES))
+    parts.append(_STALL_NOTE + "\n\n" + _stalls(found.stalls))
     return "\n\n".join(parts) + "\n"
 
 
 _FRAGMENT_NOTE = """A fragment is 32 scores of one row, which a thread of a softmax warp makes into probabilities. \
 Conversions are issued to the ALU. "Direct-P's design" is its arithmetic alone, written out and assembled apart."""
 
+_PATH = ("load", "compute", "store", "first_output", "total")
+
 _STEP_NOTE = """A step is two query tiles of 128 rows against 128 keys. Columns of units are busy clocks of the \
 sub-partition that also has the issuing warp; "first P V" and "path" are of one query tile that has it to itself, from \
 scores to the first product that may use its probabilities, and to its next scores; "period" is from step to step."""
+
+_STALL_NOTE = """Stall counts that the assembler wrote between two neighbours of one operation, in the loops counted in \
+this run: how many clocks apart it takes a pipe to accept them. Greater ones are dependencies."""
 
 _ERROR_NOTE = """Error: modelled over published time, less one. The modelled clock is the GPU's highest."""
 
@@ -86,9 +122,9 @@ def _steps(records: Sequence[Record]) -> str:
     rows = []
     for x in records:
         step = x.step
-        clocks = [step.units[unit] for unit in UNITS] + [step.first_output, step.path, step.period]
+        clocks = [step.units[unit] for unit in UNITS] + [getattr(step.path, name) for name in _PATH] + [step.period]
         rows.append([x.kernel, *(f"{number:.0f}" for number in clocks), step.bound])
-    return table(("kernel", *UNITS, "first P V", "path", "period", "bound by"), rows)
+    return table(("kernel", *UNITS, "load", "compute", "store", "first P V", "path", "period", "bound by"), rows)
 
 
 def _targets(targets: Sequence[Target]) -> str:
@@ -111,7 +147,14 @@ def _errors(comparisons: Sequence[Comparison]) -> str:
     for x in comparisons:
         groups[x.row.kernel, x.row.machine.name].append(x.error)
     rows = [
-        [kernel, machine, str(len(errors)), f"{sum(errors) / len(errors):+.1%}", f"{min(errors):+.1%}", f"{max(errors):+.1%}"]
+        [
+            kernel,
+            machine,
+            str(len(errors)),
+            f"{sum(errors) / len(errors):+.1%}",
+            f"{min(errors):+.1%}",
+            f"{max(errors):+.1%}",
+        ]
         for (kernel, machine), errors in groups.items()
     ]
     return table(("kernel", "GPU", "rows", "mean error", "least", "most"), rows)
@@ -123,3 +166,17 @@ def _comparisons(comparisons: Sequence[Comparison]) -> str:
         times = [f"{x.row.seconds * 1e3:.4g}", f"{x.seconds * 1e3:.4g}", f"{x.error:+.1%}"]
         rows.append([x.row.kernel, x.row.machine.name, str(x.row.shape), *times, x.row.source])
     return table(("kernel", "GPU", "batch x keys x heads", "published, ms", "modelled, ms", "error", "source"), rows)
+
+
+def _variations(variations: Mapping[str, Mapping[str, float]]) -> str:
+    rows = [[kernel, *(f"{clocks:.0f}" for clocks in of_kernel.values())] for kernel, of_kernel in variations.items()]
+    return table(("kernel", *VARIATIONS), rows)
+
+
+def _stalls(stalls: Mapping[str, Mapping[int, int]]) -> str:
+    rows = [
+        [operation, ", ".join(f"{stall}: {pairs}" for stall, pairs in sorted(counts.items()))]
+        for operation, counts in sorted(stalls.items(), key=lambda item: -sum(item[1].values()))
+        if sum(counts.values()) >= _FEWEST_PAIRS
+    ]
+    return table(("operation", "stall count: pairs"), rows)

@@ -8,14 +8,13 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
-from benchmarks.model.machine import BARRIER_CLOCKS, TMEM_CLOCKS
-from benchmarks.model.pipes import issue_clocks, pipe_of, tmem_columns
+from benchmarks.model.machine import Rates
+from benchmarks.model.pipes import issue_clocks, tmem_columns
 from benchmarks.model.sass import NO_BARRIER, Instruction
 from benchmarks.model.warps import Turn
 
-_LATENCY = {"mufu": 16, "tmem load": TMEM_CLOCKS, "tmem store": TMEM_CLOCKS, "shared": 24}
-"""Clocks after its unit is free until a result can be used; fixed latencies are in the stall counts."""
-_OTHER_LATENCY = 16
+_LATENCY = 16
+"""Clocks after its unit is free until a result can be used, where a scoreboard barrier says so."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,12 +23,15 @@ class Marks:
 
     Attributes:
       scores: Index of the wait for scores, the last before a tensor-memory load.
+      loaded: Index of an arrival between loads and stores, which says that the scores may be overwritten; None if the
+        warp does not say so.
       first: Index of the first arrival after a store of probabilities: the first legal P V.
       last: Index of the last such arrival.
       share: Part of the probabilities that is stored before ``first``.
     """
 
     scores: int
+    loaded: int | None
     first: int
     last: int
     share: float
@@ -47,12 +49,13 @@ def find_marks(turn: Turn) -> Marks:
     load = next(i for i, x in enumerate(turn) if x.operation == "LDTM")
     stores = [i for i, x in enumerate(turn) if x.operation == "STTM"]
     waits = [i for i, x in enumerate(turn[:load]) if _is_wait(x)]
-    arrivals = [i for i, x in enumerate(turn) if i > stores[0] and _is_arrival(x)]
+    arrivals = [i for i, x in enumerate(turn) if i > load and _is_arrival(x)]
+    loaded = arrivals[0] if arrivals[0] < stores[0] else None
+    first = next(i for i in arrivals if i > stores[0])
     # Behind the last store there are arrivals for other warps too.
     last = next(i for i in arrivals if i > stores[-1])
-    first = arrivals[0]
     before = sum(tmem_columns(turn[i]) for i in stores if i < first)
-    return Marks(waits[-1], first, last, before / sum(tmem_columns(turn[i]) for i in stores))
+    return Marks(waits[-1], loaded, first, last, before / sum(tmem_columns(turn[i]) for i in stores))
 
 
 def _is_wait(x: Instruction) -> bool:
@@ -82,19 +85,19 @@ class Warp:
     stored: float = 0
     barriers: list[float] = dataclasses.field(default_factory=lambda: [0.0] * 6)
 
-    def earliest(self, units: dict[str, float], mufu_clocks: int) -> float:
+    def earliest(self, units: dict[str, float], rates: Rates) -> float:
         """Time at which the next instruction may be issued."""
         x = self.turn[self.index]
         waits = [release for i, release in enumerate(self.barriers) if x.wait_mask >> i & 1]
-        unit, _ = issue_clocks(x, mufu_clocks)
+        unit, _ = issue_clocks(x, rates)
         return max(self.ready, units.get(unit, 0), self.gate(self.index, self.turns), *waits)
 
-    def issue(self, time: float, units: dict[str, float], mufu_clocks: int) -> None:
+    def issue(self, time: float, units: dict[str, float], rates: Rates) -> None:
         """Issues the next instruction."""
         x = self.turn[self.index]
-        unit, clocks = issue_clocks(x, mufu_clocks)
+        unit, clocks = issue_clocks(x, rates)
         units[unit] = time + clocks
-        done = time + clocks + _LATENCY.get(pipe_of(x), _OTHER_LATENCY)
+        done = time + clocks + (rates.tmem if tmem_columns(x) else _LATENCY)
         if x.operation == "STTM":
             self.stored = max(self.stored, done)
         if x.operation == "FENCE":
@@ -109,25 +112,25 @@ class Warp:
             self.index, self.turns = 0, self.turns + 1
 
 
-def run(warps: Sequence[Warp], mufu_clocks: int, until: Callable[[], bool]) -> None:
+def run(warps: Sequence[Warp], rates: Rates, until: Callable[[], bool]) -> None:
     """Issues instructions of warps in turn, one a clock.
 
     Args:
       warps: Of the sub-partition.
-      mufu_clocks: Of a warp's exponentials.
+      rates: Of the multiprocessor.
       until: Whether to stop.
     """
     units: dict[str, float] = {}
     free, previous = 0.0, 0
     while not until():
-        times = [warp.earliest(units, mufu_clocks) for warp in warps]
+        times = [warp.earliest(units, rates) for warp in warps]
         time = max(free, min(times))
         if math.isinf(time):
             raise RuntimeError("every warp waits for a product that nobody issues")
         # The warp after the one that was served last comes first.
         order = sorted(range(len(warps)), key=lambda i: (i - previous - 1) % len(warps))
         previous = next(i for i in order if times[i] <= time)
-        warps[previous].issue(time, units, mufu_clocks)
+        warps[previous].issue(time, units, rates)
         free = time + 1
 
 
@@ -144,78 +147,114 @@ class Products:
     output: float
 
 
-def dependency_path(turn: Turn, products: Products, mufu_clocks: int) -> tuple[float, float]:
-    """Clocks of a turn that has the sub-partition to itself.
+@dataclasses.dataclass(frozen=True)
+class Path:
+    """Clocks from scores to the next scores of a query tile that has the sub-partition to itself.
+
+    Attributes:
+      load: Until the first scores can be used, the wait for them included.
+      compute: From there to the last store of probabilities.
+      store: From there to the arrival that allows the whole of P V.
+      first_output: From scores to the first legal P V.
+      total: From scores to the next scores.
+    """
+
+    load: float
+    compute: float
+    store: float
+    first_output: float
+    total: float
+
+
+def dependency_path(turn: Turn, products: Products, rates: Rates) -> Path:
+    """The path through a turn that has the sub-partition to itself.
 
     Args:
       turn: Of a softmax warp.
       products: Of a turn.
-      mufu_clocks: Of a warp's exponentials.
+      rates: Of the multiprocessor.
 
     Returns:
-      From scores to the first legal P V, and from scores to the next scores.
+      The path.
     """
     marks = find_marks(turn)
     times: dict[int, float] = {}
-    # The first turn fills the barriers; nothing waits for it.
+    # Scores come long after the turn before, which fills the barriers.
     start = 1e5
 
-    def gate(index: int, turn: int) -> float:
-        return start if (index, turn) == (marks.scores, 1) else 0
+    def gate(index: int, number: int) -> float:
+        return start + rates.barrier if (index, number) == (marks.scores, 1) else 0
 
-    def issued(index: int, turn: int, time: float) -> None:
-        if turn == 1:
-            times[index] = time
+    def issued(index: int, number: int, time: float) -> None:
+        if number == 1:
+            times[index] = time - start
 
-    run([Warp(turn, gate, issued)], mufu_clocks, lambda: marks.last in times)
-    first, last = (times[i] - start + BARRIER_CLOCKS for i in (marks.first, marks.last))
+    run([Warp(turn, gate, issued)], rates, lambda: marks.last in times)
+    used, stored = times[_first_use(turn)], times[max(i for i, x in enumerate(turn) if x.operation == "STTM")]
+    first, last = times[marks.first] + rates.barrier, times[marks.last] + rates.barrier
     end = max(last + products.output * (1 - marks.share), first + products.output)
-    return first, end + products.scores + BARRIER_CLOCKS
+    return Path(used, stored - used, times[marks.last] - stored, first, end + products.scores)
 
 
-def period(turn: Turn, correction: Turn, products: Products, mufu_clocks: int, turns: int = 12) -> float:
+def _first_use(turn: Turn) -> int:
+    """Index of the first instruction that waits for a tensor-memory load before it."""
+    loads = [(i, x.write_barrier) for i, x in enumerate(turn) if x.operation == "LDTM"]
+    return next(
+        i for i, x in enumerate(turn) if any(load < i and x.wait_mask >> barrier & 1 for load, barrier in loads)
+    )
+
+
+def period(turns: tuple[Turn, Turn], correction: Turn, products: Products, rates: Rates, count: int = 12) -> float:
     """Clocks between turns when two query tiles share the sub-partition and the tensor core.
 
     The issuing warp goes P V and Q K of the first tile, then of the second.
 
     Args:
-      turn: Of a softmax warp.
+      turns: Of the softmax warps.
       correction: Of the warp that serves both; empty if there is none.
-      products: Of a turn.
-      mufu_clocks: Of a warp's exponentials.
-      turns: How many to run; the last third is measured.
+      products: Of a tile.
+      rates: Of the multiprocessor.
+      count: How many turns to run; the last third is measured.
 
     Returns:
       Clocks.
     """
-    marks = find_marks(turn)
-    core = _TensorCore(products, marks.share)
+    marks = tuple(map(find_marks, turns))
+    core = _TensorCore(products, marks, rates)
 
     def softmax(tile: int) -> Warp:
         def gate(index: int, turn: int) -> float:
-            return core.scores_ready(tile, turn) if index == marks.scores else 0
+            return core.scores_ready(tile, turn) if index == marks[tile].scores else 0
 
         def issued(index: int, turn: int, time: float) -> None:
-            if index == marks.first:
-                core.first[tile, turn] = time + BARRIER_CLOCKS
-            if index == marks.last:
-                core.last[tile, turn] = time + BARRIER_CLOCKS
+            for times, mark in (
+                (core.loaded, marks[tile].loaded),
+                (core.first, marks[tile].first),
+                (core.last, marks[tile].last),
+            ):
+                if index == mark:
+                    times[tile, turn] = time + rates.barrier
 
-        return Warp(turn, gate, issued)
+        return Warp(turns[tile], gate, issued)
 
     warps = [softmax(0), softmax(1)]
     if correction:
         warps.append(Warp(correction, gate=lambda index, turn: core.last.get((1, turn), math.inf)))
-    run(warps, mufu_clocks, lambda: (1, turns) in core.last)
-    measured = turns // 3
-    return (core.last[1, turns] - core.last[1, turns - measured]) / measured
+    run(warps, rates, lambda: (1, count) in core.last)
+    measured = count // 3
+    return (core.last[1, count] - core.last[1, count - measured]) / measured
 
 
 class _TensorCore:
-    """Products in the order of issue, as late as their operands are."""
+    """Products in the order of issue, each as soon as its operands are there.
 
-    def __init__(self, products: Products, share: float):
-        self.products, self.share = products, share
+    Keys are a tile and a turn. Where softmax warps say that scores are loaded, the scale factors of a tile's Q K go to
+    the columns of the other tile's scores, and wait for that.
+    """
+
+    def __init__(self, products: Products, marks: Sequence[Marks], rates: Rates):
+        self.products, self.marks, self.rates = products, marks, rates
+        self.loaded: dict[tuple[int, int], float] = {}
         self.first: dict[tuple[int, int], float] = {}
         self.last: dict[tuple[int, int], float] = {}
         self._scores: dict[tuple[int, int], float] = {(0, 0): products.scores, (1, 0): 2 * products.scores}
@@ -223,15 +262,28 @@ class _TensorCore:
         self._next = (0, 0)
 
     def scores_ready(self, tile: int, turn: int) -> float:
-        """When the scores of a turn can be read; infinite while their product is not issued."""
-        while self._next in self.last:
-            self._issue(*self._next)
-        return self._scores.get((tile, turn), math.inf) + BARRIER_CLOCKS
+        """When a warp sees the scores of a turn; infinite while their product cannot be issued."""
+        while (tile, turn) not in self._scores and self._operands_known():
+            self._issue()
+        return self._scores.get((tile, turn), math.inf) + self.rates.barrier
 
-    def _issue(self, tile: int, turn: int) -> None:
-        part = self.share * self.products.output
-        free = max(self._free, self.first[tile, turn]) + part
-        free = max(free, self.last[tile, turn]) + self.products.output - part
+    def _overwritten(self) -> tuple[int, int] | None:
+        """Whose scores the next Q K overwrites: the second tile's of this turn, the first tile's of the next."""
+        tile, turn = self._next
+        other = (1 - tile, turn + tile)
+        return other if self.marks[1 - tile].loaded is not None else None
+
+    def _operands_known(self) -> bool:
+        overwritten = self._overwritten()
+        return self._next in self.last and (overwritten is None or overwritten in self.loaded)
+
+    def _issue(self) -> None:
+        tile, turn = self._next
+        part = self.marks[tile].share * self.products.output
+        free = max(self._free, self.first[self._next]) + part
+        free = max(free, self.last[self._next]) + self.products.output - part
+        if overwritten := self._overwritten():
+            free = max(free, self.loaded[overwritten])
         self._free = free + self.products.scores
         self._scores[tile, turn + 1] = self._free
         self._next = (1, turn) if tile == 0 else (0, turn + 1)

@@ -1,5 +1,6 @@
 """The loops of a forward kernel's warps, by what they do: softmax, correction, issue of products."""
 
+import collections
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
@@ -25,30 +26,25 @@ class Warps:
     """One steady turn of each kind of warp.
 
     Attributes:
-      softmax: From scores to probabilities, of one query tile.
+      softmax: From scores to probabilities, of each query tile.
       correction: Of the warps that keep the accumulators' scale, or a part of the denominator; may be empty.
       issue: Of the warp that issues the products, of both query tiles.
     """
 
-    softmax: Turn
+    softmax: tuple[Turn, Turn]
     correction: Turn
     issue: Turn
 
     @property
-    def scores(self) -> int:
-        """Scores of a thread and softmax turn. What is loaded twice is less than a tile."""
-        columns = loaded_columns(self.softmax)
-        return columns - columns % TILE if columns > TILE else columns
-
-    @property
     def fragments(self) -> float:
-        """Fragments of a softmax turn."""
-        return self.scores / FRAGMENT
+        """Fragments of the softmax turns together. What is loaded twice is less than a tile."""
+        columns = map(loaded_columns, self.softmax)
+        return sum(x - x % TILE if x > TILE else x for x in columns) / FRAGMENT
 
     @property
     def tiles(self) -> float:
         """Key tiles of a softmax turn."""
-        return self.scores / TILE
+        return self.fragments * FRAGMENT / TILE / len(self.softmax)
 
 
 def find_warps(function: Function) -> Warps | None:
@@ -61,12 +57,10 @@ def find_warps(function: Function) -> Warps | None:
       Their turns, or None if it has no loop from scores to probabilities in tensor memory.
     """
     flow = analyze(function)
-    softmax = [flow.steady_turn(x, tmem_columns) for x in _innermost(flow, _is_softmax)]
+    softmax = _softmax(flow)
     if not softmax:
         return None
-    # Turns of masked tiles do more for as many scores.
-    chosen = min(softmax, key=lambda turn: len(turn) / loaded_columns(turn))
-    return Warps(chosen, _correction(flow), _issue(flow))
+    return Warps((softmax[0], softmax[-1]), _correction(flow), _issue(flow))
 
 
 def loaded_columns(turn: Turn) -> int:
@@ -91,6 +85,16 @@ def products(turn: Turn) -> tuple[int, int]:
     issued = [x for x in turn if x.operation in _PRODUCTS]
     of_probabilities = sum(x.operands.startswith("tmem") for x in issued)
     return len(issued) - of_probabilities, of_probabilities
+
+
+def _softmax(flow: ControlFlow) -> list[Turn]:
+    """Turns of the first query tile, and of the second if it has code of its own, a loop over items around it."""
+    turns: dict[int, list[Turn]] = collections.defaultdict(list)
+    for loop in _innermost(flow, _is_softmax):
+        around = next(x for x in flow.loops if loop.header in x.blocks)
+        turns[around.header if around != loop else 0].append(flow.steady_turn(loop, tmem_columns))
+    # Turns of masked tiles do more for as many scores.
+    return [min(turns[x], key=lambda turn: len(turn) / loaded_columns(turn)) for x in sorted(turns)]
 
 
 def _correction(flow: ControlFlow) -> Turn:

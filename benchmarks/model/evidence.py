@@ -1,0 +1,55 @@
+"""What supports the model: the assembler's own idea of the rates, and how far the assumed ones matter."""
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+from benchmarks.model.cycles import model_step
+from benchmarks.model.machine import Rates
+from benchmarks.model.pipes import pipe_of
+from benchmarks.model.warps import Turn, Warps
+
+VARIATIONS: Mapping[str, Mapping[str, int]] = {
+    "as assumed": {},
+    "tmem latency halved": {"tmem": Rates(1).tmem // 2},
+    "barriers at once": {"barrier": 0},
+    "products at peak": {"product": 64},
+    "exponentials free": {"mufu": 1},
+    "ALU at full rate": {"alu": 1, "fp8": 2},
+    "packed float32 at half": {"packed": 4},
+}
+"""Changes of rates."""
+
+_COMPUTE = ("fma", "alu", "conversion", "mufu", "shared")
+
+
+def vary(warps: Warps, rates: Rates) -> dict[str, float]:
+    """Period of a kernel with each change.
+
+    Args:
+      warps: Its loops.
+      rates: To be changed.
+
+    Returns:
+      Clocks by name of the change.
+    """
+    return {name: model_step(warps, dataclasses.replace(rates, **change)).period for name, change in VARIATIONS.items()}
+
+
+def stalls_between_neighbours(turns: Iterable[Turn]) -> dict[str, collections.Counter[int]]:
+    """Stall counts of instructions that the same operation follows at once.
+
+    The assembler knows how many clocks apart a pipe takes them. Dependencies add to it, so the least counts.
+
+    Args:
+      turns: Of any warps.
+
+    Returns:
+      How often each stall count stands between two instructions, by operation.
+    """
+    found: dict[str, collections.Counter[int]] = collections.defaultdict(collections.Counter)
+    for turn in turns:
+        for x, after in zip(turn, turn[1:], strict=False):
+            if x.operation == after.operation and pipe_of(x) in _COMPUTE:
+                found[x.operation][x.stall] += 1
+    return dict(found)
