@@ -22,7 +22,7 @@ constexpr auto F16 = ffi::DataType::F16;
 constexpr auto F32 = ffi::DataType::F32;
 constexpr auto BF16 = ffi::DataType::BF16;
 
-constexpr int64_t kQueryRows = 192;  // of an item, see cuda/kernels/hopper/work.py
+constexpr int64_t kQueryRows = 192;  // of an item, see cuda/kernels/hopper/forward.py
 constexpr uint32_t kRowBytes = 128;  // of a box
 constexpr int64_t kSectionBytes = 32 << 20;  // of expanded keys and values that the L2 cache keeps
 constexpr double kLn2 = 0.6931471805599453, kLog2E = 1.4426950408889634;

@@ -5,6 +5,8 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from kernels.blackwell import forward as blackwell_forward
+from kernels.blackwell.order_key import order_key
 from kernels.code_maps import Map
 from kernels.hopper import backward as hopper_backward
 from kernels.hopper import backward_query as hopper_backward_query
@@ -39,6 +41,12 @@ _PROBABILITIES: dict[str, tuple[Map | None, int]] = {
     "square": (Map("square"), 0),
     "exponential": (Map("exponential"), 0),
     "affine_mixed_anchor32": (Map("affine", mixed=True), 32),
+}
+
+
+_BLACKWELL_PROBABILITIES = {
+    **_PROBABILITIES,
+    "affine_mixed_odd_anchor128": (Map("affine", mixed=True, odd_tiles=True), 128),
 }
 
 
@@ -84,6 +92,10 @@ def _all() -> Iterator[Variant]:
         for name in _PROBABILITIES:
             yield _hopper_forward(name, head_size)
         yield from _hopper_backward(head_size)
+    for head_size in HEAD_SIZES:
+        yield dataclasses.replace(_variant(order_key, head_size, {}), targets=(BLACKWELL,))
+        for name in _BLACKWELL_PROBABILITIES:
+            yield _blackwell_forward(name, head_size)
 
 
 def _variant(function: Callable[..., None], head_size: int, choices: dict[str, bool]) -> Variant:
@@ -101,6 +113,25 @@ def _hopper_forward(probabilities: str, head_size: int) -> Variant:
         threads=hopper_forward.THREADS,
         targets=(HOPPER,),
         tensor_maps={"key_map": "tensor_map(f16, 64x128, 128B)", "value_map": f"tensor_map(u8, 128x{head_size}, 128B)"},
+        capped=True,
+    )
+
+
+def _blackwell_forward(probabilities: str, head_size: int) -> Variant:
+    code_map, anchor_keys = _BLACKWELL_PROBABILITIES[probabilities]
+    row = head_size // 2
+    value = f"tensor_map(u8, 128x{head_size}, 128B)" if code_map is None else f"tensor_map(u8, 64x{head_size}, 64B)"
+    return Variant(
+        f"blackwell_forward_h{head_size}_{probabilities}",
+        blackwell_forward.forward,
+        {"head_size": head_size, "code_map": code_map, "anchor_keys": anchor_keys},
+        threads=blackwell_forward.THREADS,
+        targets=(BLACKWELL,),
+        tensor_maps={
+            "query_map": f"tensor_map(u8, {row}x128, {row}B)",
+            "key_map": f"tensor_map(u8, {row}x128, {row}B)",
+            "value_map": value,
+        },
         capped=True,
     )
 

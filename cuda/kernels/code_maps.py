@@ -1,22 +1,20 @@
-"""Maps from base-2 log score to E2M1 payload, scaled by 2**-14; docs/numerics.md has the contract.
+"""Maps from base-2 log score to E2M1 payload; docs/numerics.md has the contract.
 
 A map takes ``xc = raw * log2_scale + bias``, of which a multiply-add gives any affine function straight from the raw
 score.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Literal
 
-import cutlass
-from kernels.hopper.instructions import exp2, fused, signed_square_plus
-from kernels.words import Float32, when
-
-Int32 = cutlass.Int32
+from kernels.instructions import exp2, fused, signed_square_plus
+from kernels.words import Float32
 
 Kind = Literal["affine", "square", "exponential"]
+Fused = Callable[[list[Float32], Float32, Float32], list[Float32]]
 
-_EXPONENT = -14
-_SCALE, _ROOT = 2.0**_EXPONENT, 2.0 ** (_EXPONENT // 2)
+_PAIRS = 16  # of keys in a block
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,10 +24,12 @@ class Map:
     Attributes:
       kind: Its form.
       mixed: Whether the exponential takes the place of the map in the published quarter of the pairs of keys.
+      odd_tiles: Whether it does so in odd tiles of 128 query rows alone.
     """
 
     kind: Kind
     mixed: bool = False
+    odd_tiles: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,51 +49,50 @@ class Constants:
     constant: Float32
 
 
-def apply(
-    which: Map, constants: Constants, raw: list[Float32], bias: Float32, quarter: int, lane: Int32
+def fused_each(values: list[Float32], factor: Float32, addend: Float32) -> list[Float32]:
+    """``value * factor + addend`` of all values."""
+    return [fused(value, factor, addend) for value in values]
+
+
+def exact_pairs(quarter: int) -> tuple[int, ...]:
+    """The pairs of keys of a block that take the exponential where a map is mixed."""
+    return tuple(pair for pair in range(_PAIRS) if pair % 8 in (quarter, 4))
+
+
+def exponential(constants: Constants) -> Constants:
+    """The numbers of the exponential that a mixed map has besides."""
+    return dataclasses.replace(constants, slope=Float32(1.0), intercept=Float32(0.0))
+
+
+def payloads(
+    kind: Kind,
+    constants: Constants,
+    raw: list[Float32],
+    bias: Float32,
+    exponent: int = 0,
+    fused_all: Fused = fused_each,
 ) -> list[Float32]:
-    """Payloads of a thread's scores of a block.
+    """Payloads of scores.
 
     Args:
-      which: The map.
+      kind: Form of the map.
       constants: Its numbers.
-      raw: Scores of the thread: keys 4 lane .. 4 lane + 3 of each 16 of the block.
-      bias: Of the block.
-      quarter: Which block of the tile it is.
-      lane: Of the thread in its four.
+      raw: Scores.
+      bias: Of their block.
+      exponent: An even number; the payloads are scaled by two to its power.
+      fused_all: Multiplies all values by a number and adds another.
 
     Returns:
       float32, to be rounded.
     """
-    mapped = _simple(which.kind, constants, raw, bias)
-    if not which.mixed:
-        return mapped
-    for pair in range(0, len(raw), 2):
-        lanes = [t for t in range(4) if (2 * t + pair // 2 % 2) in (quarter, 4)]
-        if lanes:
-            chosen = lane == lanes[0]
-            for other in lanes[1:]:
-                chosen = chosen | (lane == other)
-            exact = _simple(
-                "exponential",
-                dataclasses.replace(constants, slope=Float32(1.0), intercept=Float32(0.0)),
-                raw[pair : pair + 2],
-                bias,
-            )
-            for i in (0, 1):
-                mapped[pair + i] = when(chosen, exact[i], mapped[pair + i])
-    return mapped
-
-
-def _simple(kind: Kind, constants: Constants, raw: list[Float32], bias: Float32) -> list[Float32]:
     if kind == "exponential":
-        offset = bias + (constants.intercept + Float32(_EXPONENT))
-        return [exp2(fused(score, constants.log2_scale, offset)) for score in raw]
-    scale = Float32(_ROOT if kind == "square" else _SCALE)
+        offset = bias + (constants.intercept + Float32(exponent))
+        return [exp2(x) for x in fused_all(raw, constants.log2_scale, offset)]
+    scale = Float32(2.0 ** (exponent // 2 if kind == "square" else exponent))
     slope = constants.slope * scale
     factor, offset = slope * constants.log2_scale, fused(slope, bias, constants.intercept * scale)
-    affine = [fused(score, factor, offset) for score in raw]
+    affine = fused_all(raw, factor, offset)
     if kind == "affine":
         return affine
-    constant = constants.constant * Float32(_SCALE)
+    constant = constants.constant * Float32(2.0**exponent)
     return [signed_square_plus(y, constant) for y in affine]

@@ -15,7 +15,7 @@ from jax_fp4attn.reference.operands import score_operand_values, value_operand_v
 from jax_fp4attn.reference.tiles import key_order
 from tests.assertions import relative_l2
 from tests.emulator.kernels import hopper_forward as hopper
-from tests.emulator.kernels.hopper_forward import Attention, Problem, Shape
+from tests.emulator.kernels.forward import Attention, Problem, Shape, inputs, problem_of
 
 pytestmark = pytest.mark.skipif(not hopper.available(), reason="build/native has no forward: make native")
 
@@ -119,20 +119,20 @@ CASES: dict[str, tuple[Any, Shape, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_reference(name: str) -> None:
     recipe, shape, options = CASES[name]
-    check(hopper.problem(recipe, *hopper.inputs(shape), **options))
+    check(problem_of(recipe, *inputs(shape), **options))
 
 
 @pytest.mark.parametrize("name", ["strided anchor", "causal"])
 def test_every_schedule_gives_the_same_bits(name: str) -> None:
     recipe, shape, options = CASES[name]
-    first, *others = hopper.attend(hopper.problem(recipe, *hopper.inputs(shape), **options), seeds=range(5))
+    first, *others = hopper.attend(problem_of(recipe, *inputs(shape), **options), seeds=range(5))
     assert len(others) == 4
     assert all(same_bits(first, other) for other in others)
 
 
 def test_thread_blocks_share_the_items_in_any_way() -> None:
     recipe, shape, options = CASES["several items a block"]
-    problem = hopper.problem(recipe, *hopper.inputs(shape), **options)
+    problem = problem_of(recipe, *inputs(shape), **options)
     (one,), (many,) = hopper.attend(problem, blocks=1), hopper.attend(problem, blocks=12)
     assert same_bits(one, many)
 
@@ -145,7 +145,7 @@ class TestVisibility:
     )
     def test_scores_beyond_the_lengths(self, recipe: Any) -> None:
         options: dict[str, Any] = {"query_lengths": [33, 70], "key_lengths": [131, 60]}
-        clean = hopper.problem(recipe, *hopper.inputs(Shape(2, 70, 200, 1, 1, 64)), **options)
+        clean = problem_of(recipe, *inputs(Shape(2, 70, 200, 1, 1, 64)), **options)
         valid_queries = np.arange(128) < np.array(options["query_lengths"])[:, None]
         valid_keys = np.arange(256) < np.array(options["key_lengths"])[:, None]
         poisoned = dataclasses.replace(
@@ -161,11 +161,11 @@ class TestVisibility:
 
     @pytest.mark.parametrize("recipe", [recipes.train, recipes.fast], ids=lambda recipe: recipe.name)
     def test_a_nan_is_in_the_rows_that_see_it(self, recipe: Any) -> None:
-        query, key, value = hopper.inputs(Shape(1, 140, 140, 1, 1, 64))
-        clean = hopper.problem(recipe, query, key, value, is_causal=True)
+        query, key, value = inputs(Shape(1, 140, 140, 1, 1, 64))
+        clean = problem_of(recipe, query, key, value, is_causal=True)
         where = 130
         key[0, where, 0, 5] = np.nan
-        spoiled = hopper.problem(recipe, query, key, value, is_causal=True)
+        spoiled = problem_of(recipe, query, key, value, is_causal=True)
         ((actual,), (expected,)) = hopper.attend(spoiled), hopper.attend(clean)
         assert np.isnan(actual.output[0, 0, where:]).all() and np.isnan(actual.lse[0, 0, where:]).all()
         before = Attention(actual.output[0, 0, :where], actual.lse[0, 0, :where])
@@ -184,7 +184,7 @@ class TestVisibility:
         ids=lambda x: "" if isinstance(x, np.ndarray) else ", ".join(x),
     )
     def test_rows_that_see_nothing(self, options: dict[str, Any], blind: np.ndarray, recipe: Any) -> None:
-        problem = hopper.problem(recipe, *hopper.inputs(Shape(1, 40, 30, 1, 1, 64)), **options)
+        problem = problem_of(recipe, *inputs(Shape(1, 40, 30, 1, 1, 64)), **options)
         (actual,) = hopper.attend(problem)
         np.testing.assert_array_equal(actual.lse[0, 0] == -np.inf, blind)
         assert (actual.output[0, 0][blind] == 0).all()
@@ -204,15 +204,15 @@ class TestExtremes:
         "recipe", [recipes.train, recipes.fast, recipes.square, recipes.accurate], ids=lambda r: r.name
     )
     def test_equal_scores(self, recipe: Any) -> None:
-        query, key, value = hopper.inputs(Shape(1, 40, 161, 1, 1, 64))
+        query, key, value = inputs(Shape(1, 40, 161, 1, 1, 64))
         key[:] = key[:, :1]
-        check(hopper.problem(recipe, query, key, value))
+        check(problem_of(recipe, query, key, value))
 
     @pytest.mark.parametrize("recipe", [recipes.train, recipes.exact_map, recipes.accurate], ids=lambda r: r.name)
     def test_zero_query(self, recipe: Any) -> None:
-        query, key, value = hopper.inputs(Shape(1, 40, 161, 1, 1, 64))
+        query, key, value = inputs(Shape(1, 40, 161, 1, 1, 64))
         query[:] = 0
-        check(hopper.problem(recipe, query, key, value))
+        check(problem_of(recipe, query, key, value))
 
     # Of larger scores with an anchor the reference, whose small numbers become zero on a CPU, loses the output.
     @pytest.mark.parametrize(
@@ -227,16 +227,16 @@ class TestExtremes:
         ids=lambda x: getattr(x, "name", str(x)),
     )
     def test_large_scores(self, recipe: Any, size: int) -> None:
-        query, key, value = hopper.inputs(Shape(1, 40, 161, 1, 1, 64))
+        query, key, value = inputs(Shape(1, 40, 161, 1, 1, 64))
         # Scores are rounded more coarsely, too, so that more of them get the next code.
-        check(hopper.problem(recipe, query * query.dtype.type(size), key, value), elements=0.1)
+        check(problem_of(recipe, query * query.dtype.type(size), key, value), elements=0.1)
 
     def constant(self, recipe: Any, log2_score: float, num_keys: int = 161) -> Problem:
         """All scores are the same."""
-        query, key, value = hopper.inputs(Shape(1, 40, num_keys, 1, 1, 64))
+        query, key, value = inputs(Shape(1, 40, num_keys, 1, 1, 64))
         query[:], key[:] = 0, 0
         query[..., 0], key[..., 0] = 1, np.sign(log2_score)
-        return hopper.problem(recipe, query, key, value, scale=abs(log2_score) / LOG2_E)
+        return problem_of(recipe, query, key, value, scale=abs(log2_score) / LOG2_E)
 
     @pytest.mark.parametrize("recipe", [recipes.fast, recipes.square, recipes.exact_map], ids=lambda r: r.name)
     @pytest.mark.parametrize("log2_score", [100.0, 140.0, 300.0])
@@ -268,26 +268,26 @@ class TestExtremes:
     @pytest.mark.parametrize("place", [0, 382])
     def test_a_sink(self, recipe: Any, place: int) -> None:
         """One key has 2**20 times the weight of others, in the first of three tiles or in the last."""
-        query, key, value = hopper.inputs(Shape(1, 40, 383, 1, 1, 64))
+        query, key, value = inputs(Shape(1, 40, 383, 1, 1, 64))
         query[..., 0], key[..., 0] = 1, 0
         key[:, place], key[:, place, :, 0] = 0, 6
-        check(hopper.problem(recipe, query, key, value, scale=20 / 6 / LOG2_E))
+        check(problem_of(recipe, query, key, value, scale=20 / 6 / LOG2_E))
 
     @pytest.mark.parametrize("recipe", [recipes.fast, recipes.square], ids=lambda r: r.name)
     def test_later_tiles_of_much_larger_scales(self, recipe: Any) -> None:
         """Scales grow by more octaves from tile to tile than float32 sums may lose."""
-        query, key, value = hopper.inputs(Shape(1, 40, 383, 1, 1, 64))
+        query, key, value = inputs(Shape(1, 40, 383, 1, 1, 64))
         query[:], key[:] = 0, 0
         query[..., 0], key[0, :, 0, 0] = 6, np.repeat([-6, 0, 6], 128)[:383]
-        check(hopper.problem(recipe, query, key, value, scale=70 / 36 / LOG2_E))
+        check(problem_of(recipe, query, key, value, scale=70 / 36 / LOG2_E))
 
     @pytest.mark.parametrize("recipe", [recipes.square, recipes.accurate], ids=lambda r: r.name)
     def test_values_of_very_different_scales(self, recipe: Any) -> None:
         """Blocks of a tile 24 octaves apart; each channel's own error counts."""
-        query, key, value = hopper.inputs(Shape(1, 40, 161, 1, 1, 64))
+        query, key, value = inputs(Shape(1, 40, 161, 1, 1, 64))
         rng = np.random.default_rng(5)
         value *= np.exp2(rng.integers(-12, 13, (1, 1, 1, 64))).astype(value.dtype)
-        problem = hopper.problem(recipe, query, key, value)
+        problem = problem_of(recipe, query, key, value)
         (actual,) = hopper.attend(problem)
         expected = problem.expected()
         assert_same_lse(actual.lse, expected.lse)
@@ -297,7 +297,7 @@ class TestExtremes:
 
 def zero_problem(recipe: Any, num_keys: int, head_size: int) -> Problem:
     """One query and one head."""
-    return hopper.problem(recipe, *(np.zeros_like(x) for x in hopper.inputs(Shape(1, 1, num_keys, 1, 1, head_size))))
+    return problem_of(recipe, *(np.zeros_like(x) for x in inputs(Shape(1, 1, num_keys, 1, 1, head_size))))
 
 
 def in_place_of(x: BlockScaled, codes: np.ndarray, scales: np.ndarray) -> BlockScaled:
@@ -325,7 +325,7 @@ class TestExpansion:
     @pytest.mark.parametrize("head_size", [64, 128])
     @pytest.mark.parametrize("recipe", [recipes.train, recipes.accurate], ids=lambda recipe: recipe.name)
     def test_keys_are_where_the_first_product_wants_them(self, recipe: Any, head_size: int) -> None:
-        problem = hopper.problem(recipe, *hopper.inputs(Shape(2, 1, 200, 2, 2, head_size)))
+        problem = problem_of(recipe, *inputs(Shape(2, 1, 200, 2, 2, head_size)))
         slots = hopper.expanded_key(problem)[:, :, hopper.rows_of_keys(200)]
         expected = np.array(score_operand_values(problem.operands.key))
         order = key_order(recipe, 200)
@@ -378,7 +378,7 @@ class TestExpansion:
         return values[0, 0].view(ml_dtypes.float8_e5m2).astype(np.float64) * factors
 
     def test_values_of_the_quantiser(self) -> None:
-        problem = hopper.problem(recipes.square, *hopper.inputs(Shape(2, 1, 200, 2, 2, 128)))
+        problem = problem_of(recipes.square, *inputs(Shape(2, 1, 200, 2, 2, 128)))
         values, exponents = hopper.expanded_value(problem)
         factors = np.exp2(exponents.astype(np.float32)).repeat(128, 2)
         actual = values.view(ml_dtypes.float8_e5m2).astype(np.float32) * factors[:, :, None]

@@ -23,7 +23,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.arch import block_idx, thread_idx, warp_idx
 from cutlass.experimental import cuda, primitives
-from kernels import tile
+from kernels import ring, tile
 from kernels.hopper import (
     backward_memory,
     backward_producer,
@@ -32,7 +32,6 @@ from kernels.hopper import (
     backward_query_sums,
     backward_scores,
     epilogue,
-    ring,
     warpgroup,
 )
 from kernels.hopper import backward_ring as steps

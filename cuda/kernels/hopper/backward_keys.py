@@ -7,8 +7,8 @@ from cutlass.cute.arch import lane_idx, thread_idx
 from kernels import tile
 from kernels.hopper import warpgroup
 from kernels.hopper.backward_queries import mask_others, mask_outside, segment_of
-from kernels.hopper.work import Range, first_or
 from kernels.words import Float32, when
+from kernels.work import Range, first_or
 
 Int32, Int64, Boolean, Pointer = cutlass.Int32, cutlass.Int64, cutlass.Boolean, cutlass.Pointer
 

@@ -28,8 +28,8 @@ from cutlass.experimental import primitives
 from kernels import shared, tile
 from kernels.hopper import backward_ring, warpgroup
 from kernels.hopper.backward_queries import QUERIES
-from kernels.hopper.ring import Ring
-from kernels.hopper.ring import allocate as allocate_rings
+from kernels.ring import Ring
+from kernels.ring import allocate as allocate_rings
 from kernels.words import Float32, Uint8, view
 
 Int64, Pointer = cutlass.Int64, cutlass.Pointer

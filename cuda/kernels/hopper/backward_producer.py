@@ -5,8 +5,8 @@ import dataclasses
 import cutlass
 import cutlass.cute as cute
 from cutlass.experimental import cuda, primitives
-from kernels import tile
-from kernels.hopper import backward_ring, ring, warpgroup
+from kernels import ring, tile
+from kernels.hopper import backward_ring, warpgroup
 from kernels.hopper.backward_memory import PART, STATISTICS, Memory
 from kernels.hopper.backward_queries import QUERIES
 from kernels.words import Float32, view

@@ -7,8 +7,8 @@ from cutlass.cute.arch import lane_idx, thread_idx
 from kernels import tile
 from kernels.hopper import warpgroup
 from kernels.hopper.key_order import accumulators_of_group
-from kernels.hopper.work import first_or
 from kernels.words import Float32, Uint32, load_if, view, when
+from kernels.work import first_or
 
 Int32, Int64, Boolean, Pointer = cutlass.Int32, cutlass.Int64, cutlass.Boolean, cutlass.Pointer
 

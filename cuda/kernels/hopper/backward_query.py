@@ -17,14 +17,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.arch import block_idx, grid_dim, thread_idx, warp_idx
 from cutlass.experimental import cuda, primitives
-from kernels import shared, tile
+from kernels import ring, shared, tile
 from kernels.hopper import (
     backward_keys,
     backward_products,
     backward_query_sums,
     backward_scores,
     epilogue,
-    ring,
     warpgroup,
 )
 from kernels.hopper import backward_ring as steps

@@ -8,8 +8,8 @@ import cutlass.cute as cute
 from cutlass.cute.arch import lane_idx
 from cutlass.experimental import primitives
 from kernels.hopper.backward_queries import GROUPS, QUERIES
-from kernels.hopper.instructions import exp2, four_e4m3, fused, halves_of_e4m3, smaller_or_nan
 from kernels.hopper.key_order import accumulators_of_group
+from kernels.instructions import exp2, four_e4m3, fused, halves_of_e4m3, smaller_or_nan
 from kernels.words import Float32, Uint8, Uint32, bytes_of, view
 
 Int32, Pointer = cutlass.Int32, cutlass.Pointer

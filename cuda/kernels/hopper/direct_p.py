@@ -20,7 +20,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.arch import lane_idx
 from kernels import code_maps
-from kernels.hopper.instructions import (
+from kernels.hopper.key_order import accumulators_of_group
+from kernels.instructions import (
     exp2,
     fused,
     larger_or_nan,
@@ -33,7 +34,6 @@ from kernels.hopper.instructions import (
     total_of_halves,
     truncated_pair,
 )
-from kernels.hopper.key_order import accumulators_of_group
 from kernels.words import Float32, Uint32, as_bits, bytes_of, larger, multiply_add, reciprocal, when
 
 Int32, Boolean = cutlass.Int32, cutlass.Boolean
@@ -207,7 +207,7 @@ def _probabilities(
             factors = multiply_add(Uint32(factor), Uint32(1 << 26 | 1 << 10), Uint32(0))
             bias = _bias(exponent, reference[row], constants)
             block = _quarter(scores, quarter, row)
-            mapped = code_maps.apply(constants.map, constants.map_constants, block, bias, quarter, lane_idx() % 4)
+            mapped = _mapped(block, bias, quarter, constants)
             codes = [_codes(*mapped[i : i + 2]) for i in range(0, len(mapped), 2)]
             for group in range(_GROUPS):
                 low, high = (product_of_halves(pair, factors) for pair in codes[2 * group : 2 * group + 2])
@@ -223,6 +223,25 @@ def _bias(exponent: Float32, reference: Float32, constants: Constants) -> Float3
     if constants.anchor_keys:
         bias = fused(-reference, constants.log2_scale, bias)
     return bias
+
+
+def _mapped(block: list[Float32], bias: Float32, quarter: int, constants: Constants) -> list[Float32]:
+    """Payloads of keys 4 lane .. 4 lane + 3 of each 16 of a block, times 2**-14."""
+    numbers = constants.map_constants
+    mapped = code_maps.payloads(constants.map.kind, numbers, block, bias, _CODE_EXPONENT)
+    if not constants.map.mixed:
+        return mapped
+    exact_pairs, numbers = code_maps.exact_pairs(quarter), code_maps.exponential(numbers)
+    for pair in range(0, len(block), 2):
+        lanes = [lane for lane in range(4) if 8 * (pair // 4) + 2 * lane + pair // 2 % 2 in exact_pairs]
+        if lanes:
+            chosen = lane_idx() % 4 == lanes[0]
+            for lane in lanes[1:]:
+                chosen = chosen | (lane_idx() % 4 == lane)
+            exact = code_maps.payloads("exponential", numbers, block[pair : pair + 2], bias, _CODE_EXPONENT)
+            for i in (0, 1):
+                mapped[pair + i] = when(chosen, exact[i], mapped[pair + i])
+    return mapped
 
 
 def _codes(low: Float32, high: Float32) -> Uint32:

@@ -9,8 +9,8 @@ import cutlass.cute as cute
 from cutlass.cute.arch import block_idx, thread_idx
 from cutlass.experimental import primitives
 from kernels import shared, tile
-from kernels.hopper.instructions import exp2, four_e5m2
 from kernels.hopper.nvfp4_values import HIGH_MAGNITUDES, LOW_MAGNITUDES
+from kernels.instructions import exp2, four_e5m2
 from kernels.words import Float32, Uint32, load_if, view, when
 
 Int32, Int64, Pointer, Constexpr = cutlass.Int32, cutlass.Int64, cutlass.Pointer, cutlass.Constexpr

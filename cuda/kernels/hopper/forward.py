@@ -9,9 +9,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.arch import block_idx, grid_dim, lane_idx, thread_idx, warp_idx
 from cutlass.experimental import cuda, primitives
-from kernels import code_maps, shared, tile
-from kernels.hopper import direct_p, epilogue, online_softmax, query_tile, ring, visibility, warpgroup, work
-from kernels.hopper.instructions import fused
+from kernels import code_maps, ring, shared, tile, work
+from kernels.hopper import direct_p, epilogue, online_softmax, query_tile, visibility, warpgroup
+from kernels.instructions import fused
 from kernels.words import Float32, Uint8, Uint32, view
 
 Int32, Int64, Boolean, Pointer, Constexpr = (
@@ -23,7 +23,9 @@ Int32, Int64, Boolean, Pointer, Constexpr = (
 )
 TensorMap = cutlass.GridConstant[cuda.TensorMap]
 
-THREADS = 128 * (work.CONSUMERS + 1)
+_CONSUMERS = 3
+_QUERY_ROWS = warpgroup.ROWS * _CONSUMERS
+THREADS = 128 * (_CONSUMERS + 1)
 _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 24, 160
 _STAGES = 3
 _QUERY_BARRIER = 1  # and the next one: the query rows of a consumer are there, or are no longer read
@@ -162,15 +164,15 @@ def forward(
       anchor_keys: How many leading keys give the row reference; 0 for reference zero.
     """
     query_bytes = head_size // 64 * warpgroup.ROWS * warpgroup.SWIZZLE_BYTES
-    query_memory = view(shared.words(work.CONSUMERS * query_bytes // 4, 1024).data_ptr(), Uint8)
+    query_memory = view(shared.words(_CONSUMERS * query_bytes // 4, 1024).data_ptr(), Uint8)
     key_bytes, value_bytes = head_size // 64 * tile.ROWS * warpgroup.SWIZZLE_BYTES, head_size * warpgroup.SWIZZLE_BYTES
     key_ring, value_ring = ring.allocate((_STAGES, key_bytes), (_STAGES, value_bytes))
     thread, _, _ = thread_idx()
     warp = cute.arch.make_warp_uniform(warp_idx())
     lane = lane_idx()
     if thread == 0:
-        key_ring.initialize(4 * work.CONSUMERS)
-        value_ring.initialize(4 * work.CONSUMERS)
+        key_ring.initialize(4 * _CONSUMERS)
+        value_ring.initialize(4 * _CONSUMERS)
     primitives.fence_mbarrier_init()
     primitives.barrier_cta_sync(0)
     index, _, _ = block_idx()
@@ -182,10 +184,10 @@ def forward(
         if thread == 0:
             place = ring.Place(Int32(0), Int32(1))
             while index < num_items:
-                item = work.item_of(index, num_queries, query_heads, batches, section)
+                item = work.item_of(index, _QUERY_ROWS, num_queries, query_heads, batches, section)
                 row_limit = work.row_limit_of(item, num_queries, query_lengths)
                 keys = work.range_of(
-                    item, row_limit, num_keys, key_lengths, order, key_offset, window_left, window_right
+                    item, _QUERY_ROWS, row_limit, num_keys, key_lengths, order, key_offset, window_left, window_right
                 )
                 kv_head = item.batch * kv_heads + item.head // (query_heads // kv_heads)
                 for j in cutlass.range(keys.num_tiles):
@@ -224,9 +226,11 @@ def forward(
                 log2_scale, block_offset, shift, margin, map_constants, code_map, anchor_keys
             )
         while index < num_items:
-            item = work.item_of(index, num_queries, query_heads, batches, section)
+            item = work.item_of(index, _QUERY_ROWS, num_queries, query_heads, batches, section)
             row_limit = work.row_limit_of(item, num_queries, query_lengths)
-            keys = work.range_of(item, row_limit, num_keys, key_lengths, order, key_offset, window_left, window_right)
+            keys = work.range_of(
+                item, _QUERY_ROWS, row_limit, num_keys, key_lengths, order, key_offset, window_left, window_right
+            )
             kv_head = item.batch * kv_heads + item.head // (query_heads // kv_heads)
             head_index = Int64(item.batch) * query_heads + item.head
             first_row = item.first_row + consumer * warpgroup.ROWS

@@ -1,7 +1,7 @@
 """Values of NVFP4 blocks as float16, which holds them exactly: six significant bits between 2**-10 and 2688."""
 
 from cutlass.experimental import primitives
-from kernels.hopper.instructions import halves_of_e4m3, product_of_halves
+from kernels.instructions import halves_of_e4m3, product_of_halves
 from kernels.words import Uint32, multiply_add
 
 # The high bytes of the float16 of the eight magnitudes of E2M1, codes 0 to 3 and 4 to 7; their low bytes are zero.

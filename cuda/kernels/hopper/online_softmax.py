@@ -4,8 +4,8 @@ import dataclasses
 
 import cutlass
 import cutlass.cute as cute
-from kernels.hopper.instructions import exp2, four_e4m3, fused, larger_or_nan, log2
 from kernels.hopper.key_order import accumulators_of_group
+from kernels.instructions import exp2, four_e4m3, fused, larger_or_nan, log2
 from kernels.words import Float32, Uint32, reciprocal, when
 
 Int32, Boolean = cutlass.Int32, cutlass.Boolean

@@ -8,8 +8,8 @@ from cutlass.cute.arch import lane_idx
 from kernels import tile
 from kernels.hopper import warpgroup
 from kernels.hopper.key_order import accumulators_of_group, key_of_accumulator
-from kernels.hopper.work import Range, first_or
 from kernels.words import Float32, when
+from kernels.work import Range, first_or
 
 Int32, Boolean, Pointer = cutlass.Int32, cutlass.Boolean, cutlass.Pointer
 

@@ -19,7 +19,7 @@ from jax_fp4attn.config import OperatorConfig, Visibility
 from jax_fp4attn.recipe import Recipe
 from jax_fp4attn.reference.row_operands import lift_bits, multiplier
 from tests.emulator.kernels import hopper_forward
-from tests.emulator.kernels.hopper_forward import Shape
+from tests.emulator.kernels.forward import Shape
 from tests.shapes import COMPILER_OPTIONS
 
 _UNLIMITED = 1 << 30
@@ -29,7 +29,7 @@ _NAN = {np.uint16: 0x7FC0, np.float16: np.nan, np.float32: np.nan}  # uint16 is 
 
 def available() -> bool:
     """Whether the kernels have been built."""
-    return hopper_forward.available() and "backward_h64" in hopper_forward._kernels()
+    return hopper_forward.available() and "backward_h64" in hopper_forward.LIBRARY.kernels
 
 
 class Gradients(NamedTuple):
@@ -164,9 +164,9 @@ def launch(
     Returns:
       For each seed the arrays that the kernel may write, by the name of their parameter, after the run.
     """
-    kernel = hopper_forward._kernels()[name]
+    kernel = hopper_forward.LIBRARY.kernels[name]
     result = emulate(
-        hopper_forward._ptx(),
+        hopper_forward.LIBRARY.ptx,
         _arguments(kernel, values),
         grid,
         block=kernel.threads,

@@ -8,9 +8,6 @@ from kernels.words import Uint32, load_if, view, when
 
 Int32, Boolean, Pointer = cutlass.Int32, cutlass.Boolean, cutlass.Pointer
 
-CONSUMERS = 3
-QUERY_ROWS = 64 * CONSUMERS
-
 
 @dataclasses.dataclass(frozen=True)
 class Item:
@@ -27,7 +24,7 @@ class Item:
     batch: Int32
 
 
-def item_of(index: Int32, num_queries: Int32, num_heads: Int32, batches: Int32, section: Int32) -> Item:
+def item_of(index: Int32, rows: int, num_queries: Int32, num_heads: Int32, batches: Int32, section: Int32) -> Item:
     """The item of an index.
 
     Heads come in sections that the L2 cache holds; within one the last rows, which see most keys if attention is
@@ -35,17 +32,18 @@ def item_of(index: Int32, num_queries: Int32, num_heads: Int32, batches: Int32, 
 
     Args:
       index: Of the item.
+      rows: Of an item.
       num_queries: Rows of a head.
       num_heads: Query heads.
       batches: Batch entries.
       section: Heads in a section.
     """
-    tiles = (num_queries + QUERY_ROWS - 1) // QUERY_ROWS
+    tiles = (num_queries + rows - 1) // rows
     which, within = index // (section * tiles), index % (section * tiles)
     first_head = which * section
     heads = cutlass.min(section, num_heads * batches - first_head)
     head = first_head + within % heads
-    return Item((tiles - 1 - within // heads) * QUERY_ROWS, head % num_heads, head // num_heads)
+    return Item((tiles - 1 - within // heads) * rows, head % num_heads, head // num_heads)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +81,7 @@ def row_limit_of(item: Item, num_queries: Int32, query_lengths: Pointer) -> Int3
 
 def range_of(
     item: Item,
+    rows: int,
     row_limit: Int32,
     num_keys: Int32,
     key_lengths: Pointer,
@@ -95,6 +94,7 @@ def range_of(
 
     Args:
       item: The item.
+      rows: Of the item.
       row_limit: From :func:`row_limit_of`.
       num_keys: Keys.
       key_lengths: int32 [B] or null.
@@ -106,7 +106,7 @@ def range_of(
     offset = first_or(key_offset, Int32(0), Int32(0))
     key_limit = cutlass.min(num_keys, first_or(key_lengths, item.batch, num_keys))
     begin = item.first_row - window_left - offset
-    end = cutlass.min(key_limit, item.first_row + QUERY_ROWS + window_right - offset)
+    end = cutlass.min(key_limit, item.first_row + rows + window_right - offset)
     in_order = order.toint() == 0
     first_tile = cutlass.max(when(in_order, begin, Int32(0)), 0) // tile.ROWS
     end_tile = (when(in_order, end, num_keys) + tile.ROWS - 1) // tile.ROWS

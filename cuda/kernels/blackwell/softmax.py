@@ -1,0 +1,138 @@
+"""The softmax warpgroups: from the scores of a stage in tensor memory to P, a row a thread."""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.arch import lane_idx
+from kernels import tile, work
+from kernels.blackwell import direct_p, online_softmax, schedule, tensor_memory
+from kernels.blackwell.barriers import Barrier, arrive, wait_until_free, wait_until_there
+from kernels.blackwell.memory import Memory
+from kernels.blackwell.tensor_memory import SCORES
+from kernels.blackwell.visibility import View, masked
+from kernels.words import Float32, view
+
+Int32, Int64, Boolean, Pointer, Constexpr = (
+    cutlass.Int32,
+    cutlass.Int64,
+    cutlass.Boolean,
+    cutlass.Pointer,
+    cutlass.Constexpr,
+)
+
+
+@cute.jit
+def run(
+    plan: schedule.Schedule,
+    memory: Memory,
+    tensor: Int32,
+    stage: Int32,
+    warp: Int32,
+    query_segments: Pointer,
+    key_segments: Pointer,
+    lse: Pointer,
+    index: Int32,
+    step: Int32,
+    num_items: Int32,
+    constants: online_softmax.Constants | direct_p.Constants,
+) -> None:
+    """Makes the probabilities of all items, and writes their log-sum-exp.
+
+    Args:
+      plan: Items.
+      memory: Shared memory.
+      tensor: Address of tensor memory.
+      stage: Of the warpgroup.
+      warp: In the warpgroup.
+      query_segments: int32 [B, T] or null.
+      key_segments: int32 [B, S] or null.
+      lse: float32 [B, N, T].
+      index: Of the first item.
+      step: To the next one.
+      num_items: End of the items.
+      constants: Of the recipe.
+    """
+    before = schedule.at_first()
+    columns = tensor + tensor_memory.lanes_of_warp(warp) + (SCORES[0].first + stage * SCORES[1].first)
+    while index < num_items:
+        job = plan.job(index)
+        item = job.item
+        keys = job.range_of(stage)
+        first_row = item.first_row + stage * tile.ROWS
+        row = first_row + warp * 32 + lane_idx()
+        segment = work.first_or(
+            query_segments, item.batch * plan.num_queries + cutlass.min(row, plan.num_queries - 1), Int32(1)
+        )
+        batch_segments = key_segments
+        if key_segments.toint() != 0:
+            batch_segments = view(key_segments, Int32) + Int64(item.batch) * plan.num_keys
+        seen = View(
+            keys,
+            first_row,
+            row,
+            plan.window_left,
+            plan.window_right,
+            segment,
+            batch_segments,
+            plan.order,
+            plan.num_keys,
+        )
+        state = _softmax(constants).before_any_tile()
+        tiles, items = before.of_stage(stage)
+        for j in cutlass.range(keys.num_tiles):
+            key_tile = keys.first_tile + j
+            wait_until_there(memory.barriers, Barrier.SCORES_FULL, stage, tiles + j)
+            scores = tensor_memory.load(columns, tile.ROWS)
+            arrive(memory.barriers, Barrier.SCORES_LOADED, stage)
+            scores = masked(scores, seen, key_tile)
+            state = _probabilities(scores, state, memory, stage, warp, key_tile, j, tiles, columns, constants)
+            tensor_memory.wait_for_stores()
+            arrive(memory.barriers, Barrier.P_FULL, stage)
+        sees = (row < job.row_limit) & (segment > 0)
+        factor, log = _softmax(constants).normalize(state, sees, constants)
+        if keys.num_tiles > 0:
+            use = items
+            if cutlass.const_expr(isinstance(constants, online_softmax.Constants)):
+                use = tiles + keys.num_tiles - 1
+            publish(memory, stage, warp, use, factor)
+        if row < plan.num_queries:
+            (view(lse, Float32) + (Int64(plan.head_index(item)) * plan.num_queries + row)).store(log)
+        before = before.after(job)
+        index += step
+
+
+def _softmax(constants: online_softmax.Constants | direct_p.Constants):
+    """Where the functions of a softmax are."""
+    return online_softmax if isinstance(constants, online_softmax.Constants) else direct_p
+
+
+def _probabilities(
+    scores: list[Float32],
+    state: online_softmax.Row | direct_p.Row,
+    memory: Memory,
+    stage: Int32,
+    warp: Int32,
+    key_tile: Int32,
+    j: Int32,
+    tiles: Int32,
+    columns: Int32,
+    constants: online_softmax.Constants | direct_p.Constants,
+) -> online_softmax.Row | direct_p.Row:
+    """P of a tile; with a running maximum the correction is told what to multiply by first."""
+    if isinstance(constants, direct_p.Constants):
+        return direct_p.step(scores, state, key_tile, columns, warp, constants)
+    highest, factor = online_softmax.update(scores, state, constants)
+    _publish_unless_first(memory, stage, warp, j, tiles, factor)
+    return online_softmax.step(scores, state, highest, factor, columns, constants)
+
+
+@cute.jit
+def _publish_unless_first(memory: Memory, stage: Int32, warp: Int32, j: Int32, tiles: Int32, factor: Float32) -> None:
+    if j > 0:
+        publish(memory, stage, warp, tiles + j - 1, factor)
+
+
+def publish(memory: Memory, stage: Int32, warp: Int32, use: Int32, factor: Float32) -> None:
+    """Hands the factor of each row to the correction."""
+    wait_until_free(memory.barriers, Barrier.FACTORS_FREE, stage, use)
+    (memory.factors + (stage * tile.ROWS + warp * 32 + lane_idx())).store(factor)
+    arrive(memory.barriers, Barrier.FACTORS_FULL, stage)

@@ -1,0 +1,103 @@
+"""The library's forward for Blackwell on the emulator, launched as cuda/ffi/forward.cc launches it."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from cuda.emulator import Output
+from tests.emulator.kernels.forward import (
+    TILE,
+    Attention,
+    Library,
+    Problem,
+    array,
+    numbers,
+    order_of,
+    probabilities,
+)
+
+LIBRARY = Library("sm_100f")
+_ITEM_ROWS = 2 * TILE
+
+
+def available() -> bool:
+    """Whether the kernels have been built."""
+    return LIBRARY.has("blackwell_forward_h64_square")
+
+
+def ordered_key(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
+    """Codes and scale pages of the key in the order of the slots."""
+    codes, pages = np.asarray(problem.operands.key.codes), np.asarray(problem.operands.key.scales)
+    order = order_of(problem)
+    if order is None:
+        return codes, pages
+    B, K, slots, H = problem.operands.key.shape
+    values = {
+        "codes": codes,
+        "pages": pages,
+        "order": order,
+        "ordered_codes": Output(np.zeros_like(codes)),
+        "ordered_pages": Output(np.zeros_like(pages)),
+        "num_keys": problem.num_keys,
+        "num_heads": K,
+    }
+    (arrays,), findings = LIBRARY.run(f"order_key_h{H}", (K, slots // TILE, B), values)
+    assert not findings, list(findings)[:3]
+    return arrays["ordered_codes"], arrays["ordered_pages"]
+
+
+def attend(problem: Problem, seeds: Iterable[int] = (0,), blocks: int = 2, **options: Any) -> list[Attention]:
+    """Runs the attention kernel, in which nothing may be found.
+
+    Args:
+      problem: What to compute.
+      seeds: Of the schedules.
+      blocks: Thread blocks at most.
+      **options: Of the emulator.
+
+    Returns:
+      The result of each schedule.
+    """
+    B, N, T, H = problem.operands.query.shape
+    K = problem.operands.key.shape[1]
+    query, value = problem.operands.query, problem.operands.value
+    key_codes, key_pages = ordered_key(problem)
+    kernel = f"blackwell_forward_h{H}_{probabilities(problem.recipe)}"
+    items = B * N * math.ceil(T / _ITEM_ROWS)
+    visibility, segments = problem.visibility, problem.visibility.segment_ids
+    is_mxfp4 = problem.recipe.v_format == "mxfp4"
+    values = {
+        "query_map": np.asarray(query.codes).reshape(B * N * T, -1),
+        "query_pages": np.asarray(query.scales),
+        "key_map": key_codes.reshape(-1, H // 2),
+        "key_pages": key_pages,
+        "value_map": np.asarray(value.codes if is_mxfp4 else value).reshape(B * K * H, -1),
+        "value_pages": np.asarray(value.scales) if is_mxfp4 else None,
+        "output": Output(np.zeros((B, T, N, H), np.uint16)),
+        "lse": Output(np.zeros((B, N, T), np.float32)),
+        "query_lengths": array(visibility.query_lengths),
+        "key_lengths": array(visibility.key_lengths),
+        "query_segments": None if segments is None else array(segments.query),
+        "key_segments": None if segments is None else array(segments.key_value),
+        "order": order_of(problem),
+        "key_offset": array(visibility.key_offset),
+        "num_queries": T,
+        "num_keys": problem.num_keys,
+        "query_heads": N,
+        "kv_heads": K,
+        "batches": B,
+        "num_items": items,
+        **numbers(problem.config, B * N),
+    }
+    runs, findings = LIBRARY.run(kernel, (min(items, blocks), 1, 1), values, seeds=seeds, **options)
+    assert_nothing_found(findings)
+    return [Attention(x["output"].view(ml_dtypes.bfloat16).astype(np.float32).swapaxes(1, 2), x["lse"]) for x in runs]
+
+
+def assert_nothing_found(findings: Iterable[Any]) -> None:
+    """But that each lane quadrant has scale factors of P of its own, which docs/blackwell_questions.md asks about."""
+    others = [x for x in findings if not (x.kind == "assumption" and "scale factors of A" in x.text)]
+    assert not others, others[:3]

@@ -1,0 +1,221 @@
+"""Problems of the forward for the emulator, and what the library's kernels take and give."""
+
+import dataclasses
+import functools
+import math
+import pathlib
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from cuda.emulator import Output
+from cuda.emulator.errors import Finding
+from cuda.emulator.manifest import KernelEntry, read_manifest
+from jax_fp4attn import SegmentIds, reference
+from jax_fp4attn.code_map import Affine, Exponential, SignedSquare
+from jax_fp4attn.config import LN_2, OperatorConfig, Visibility
+from jax_fp4attn.recipe import Recipe
+from jax_fp4attn.reference.tiles import key_order
+
+_BUILT = pathlib.Path(__file__).parents[3] / "build" / "native"
+_UNLIMITED = 1 << 30
+TILE = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Library:
+    """The built kernels of a target.
+
+    Attributes:
+      target: sm_90a or sm_100f.
+    """
+
+    target: str
+
+    @property
+    def _ptx_path(self) -> pathlib.Path:
+        return _BUILT / f"kernels.{self.target}.ptx"
+
+    def has(self, name: str) -> bool:
+        """Whether a kernel has been built."""
+        return self._ptx_path.exists() and name in self.kernels
+
+    @functools.cached_property
+    def kernels(self) -> dict[str, KernelEntry]:
+        """By name."""
+        return read_manifest(self._ptx_path.with_suffix(".json"))
+
+    @functools.cached_property
+    def ptx(self) -> str:
+        return self._ptx_path.read_text()
+
+    def run(
+        self, name: str, grid: tuple[int, int, int], values: Mapping[str, Any], **options: Any
+    ) -> tuple[list[dict[str, np.ndarray]], Counter[Finding]]:
+        """Runs a kernel.
+
+        Args:
+          name: Of the kernel.
+          grid: Thread blocks.
+          values: Of its parameters.
+          **options: Of the emulator.
+
+        Returns:
+          For each seed the arrays behind the parameters, by name, after the run; and what was found.
+        """
+        result = self.kernels[name].emulate(self.ptx, grid, values, **options)
+        # As the emulator lists them: an array that two parameters share comes once.
+        names: dict[int, str] = {}
+        for parameter in self.kernels[name].parameters:
+            value = values[parameter]
+            array = value.array if isinstance(value, Output) else value
+            if isinstance(array, np.ndarray):
+                names.setdefault(id(array), parameter)
+        return [dict(zip(names.values(), arrays, strict=True)) for arrays in result.arrays], result.findings
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """What a call of the forward takes.
+
+    Attributes:
+      config: Static arguments.
+      operands: Quantised query, key and value.
+      visibility: Run-time restrictions.
+      num_keys: S.
+    """
+
+    config: OperatorConfig
+    operands: reference.Operands
+    visibility: Visibility
+    num_keys: int
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.config.recipe
+
+    def expected(self) -> "Attention":
+        """What the reference gives."""
+        output, lse = _reference(self.config, self.operands, self.visibility, self.num_keys)
+        return Attention(np.asarray(output, np.float32), np.asarray(lse))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def _reference(
+    config: OperatorConfig, operands: reference.Operands, visibility: Visibility, num_keys: int
+) -> tuple[jax.Array, jax.Array]:
+    return reference.forward(config, operands, None, visibility, num_keys=num_keys)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _quantize(recipe: Recipe, *arguments: Any) -> reference.Operands:
+    return reference.quantize_operands(OperatorConfig(recipe, 1.0, is_causal=False, window=None), *arguments)
+
+
+class Attention(NamedTuple):
+    """Output, float32 [B, N, T, H] with bfloat16 values, and log-sum-exp [B, N, T]."""
+
+    output: np.ndarray
+    lse: np.ndarray
+
+
+class Shape(NamedTuple):
+    """Sizes of a problem."""
+
+    B: int
+    T: int
+    S: int
+    N: int
+    K: int
+    H: int
+
+
+def inputs(shape: Shape, seed: int = 0) -> list[np.ndarray]:
+    """Normally distributed query, key and value."""
+    rng = np.random.default_rng(seed)
+    B, T, S, N, K, H = shape
+    shapes = ((B, T, N, H), (B, S, K, H), (B, S, K, H))
+    return [rng.standard_normal(x, np.float32).astype(ml_dtypes.bfloat16) for x in shapes]
+
+
+def problem_of(
+    recipe: Recipe,
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    *,
+    is_causal: bool = False,
+    window: tuple[int, int] | None = None,
+    scale: float | None = None,
+    query_lengths: list[int] | None = None,
+    key_lengths: list[int] | None = None,
+    segments: tuple[np.ndarray, np.ndarray] | None = None,
+    key_offset: int | None = None,
+) -> Problem:
+    """The problem of query, key and value, quantised by the reference."""
+    config = OperatorConfig(recipe, query.shape[3] ** -0.5 if scale is None else scale, is_causal, window)
+    number = lambda x: None if x is None else jnp.asarray(x, jnp.int32)  # noqa: E731
+    visibility = Visibility(
+        query_lengths=number(query_lengths),
+        key_lengths=number(key_lengths),
+        segment_ids=None if segments is None else SegmentIds(*map(number, segments)),
+        key_offset=number(key_offset),
+    )
+    operands = _quantize(recipe, query, key, value, visibility)
+    return Problem(config, operands, visibility, key.shape[1])
+
+
+def array(x: jax.Array | None) -> np.ndarray | None:
+    return None if x is None else np.asarray(x).reshape(-1) if x.ndim == 0 else np.asarray(x)
+
+
+def order_of(problem: Problem) -> np.ndarray | None:
+    order = key_order(problem.recipe, problem.num_keys)
+    return None if order is None else order.astype(np.int32)
+
+
+def probabilities(recipe: Recipe) -> str:
+    """Part of the name of the forward's kernel."""
+    if recipe.p_format == "e4m3":
+        return "e4m3"
+    assert recipe.code_map is not None
+    kinds = {Affine: "affine", SignedSquare: "square", Exponential: "exponential"}
+    kind = kinds[type(recipe.code_map.quarters[0])]
+    if recipe.row_reference != "anchor":
+        return kind
+    odd = "" if all(recipe.code_map.alternate_query_tiles) else "_odd"
+    return f"{kind}_mixed{odd}_anchor{recipe.anchor_keys}"
+
+
+def numbers(config: OperatorConfig, heads: int) -> dict[str, float]:
+    """The numbers of a recipe and a window; whether heads come in sections does not matter to results."""
+    recipe, log2_scale = config.recipe, config.log2_scale
+    left, right = (_UNLIMITED, _UNLIMITED) if config.window is None else config.window
+    right = 0 if config.is_causal else right
+    numbers: dict[str, float] = {
+        "section": 1 if right == _UNLIMITED else heads,
+        "window_left": left,
+        "window_right": right,
+    }
+    numbers |= {"log2_scale": log2_scale, "rescale_threshold": recipe.rescale_threshold_bits}
+    numbers |= {"block_offset": 1 - math.log2(recipe.p_exponent_rule), "shift": recipe.p_scale_shift}
+    in_bits = recipe.margin_unit == "bits"
+    numbers |= {
+        "margin": recipe.margin / log2_scale if in_bits else recipe.margin * LN_2,
+        "unit": 1 / recipe.v_multiplier,
+    }
+    match recipe.code_map.quarters[0] if recipe.code_map else None:
+        case Affine(slope, intercept):
+            chosen = (slope, intercept, 0.0)
+        case SignedSquare(slope, intercept, constant):
+            chosen = (slope, intercept, constant)
+        case Exponential(offset):
+            chosen = (1.0, offset, 0.0)
+        case _:
+            chosen = (0.0, 0.0, 0.0)
+    return numbers | dict(zip(("slope", "intercept", "constant"), chosen, strict=True))
