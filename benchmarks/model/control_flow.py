@@ -1,6 +1,7 @@
 """Basic blocks of a function, its loops, and the way through a loop that most of its turns take."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from benchmarks.model.sass import Function, Instruction
@@ -105,7 +106,7 @@ def analyze(function: Function) -> ControlFlow:
 
 def _split(instructions: Sequence[Instruction]) -> dict[int, tuple[Instruction, ...]]:
     starts = {x.target for x in instructions if _jumps(x)}
-    starts |= {after.address for x, after in zip(instructions, instructions[1:], strict=False) if _ends_block(x)}
+    starts |= {after.address for x, after in itertools.pairwise(instructions) if _ends_block(x)}
     blocks: dict[int, list[Instruction]] = {}
     block: list[Instruction] = []
     for x in instructions:

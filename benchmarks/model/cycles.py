@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from benchmarks.model.machine import Machine, Rates
 from benchmarks.model.pipes import issue_clocks
-from benchmarks.model.schedule import Path, Products, dependency_path, period
+from benchmarks.model.schedule import DependencyPath, Products, dependency_path, period
 from benchmarks.model.shapes import Shape
 from benchmarks.model.warps import Warps, products
 
@@ -25,7 +25,7 @@ class Step:
     """
 
     units: Mapping[str, float]
-    path: Path
+    path: DependencyPath
     period: float
 
     @property

@@ -3,21 +3,21 @@
 import collections
 import csv
 import dataclasses
-import pathlib
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from benchmarks.model.cycles import Step, model_step
 from benchmarks.model.machine import Machine, rates_of
 from benchmarks.model.pipes import PIPES, pipe_of
 from benchmarks.model.sass import Module
-from benchmarks.model.schedule import Path
+from benchmarks.model.schedule import DependencyPath
 from benchmarks.model.warps import Warps, find_warps
 
 UNITS = ("issue", "fma", "alu", "mufu", "tmem load", "tmem store", "shared", "tensor core")
 ARITHMETIC = ("fma", "alu", "conversion", "mufu")
 """Pipes that compute."""
 
-_PATH = tuple(field.name for field in dataclasses.fields(Path))
+_PATH = tuple(field.name for field in dataclasses.fields(DependencyPath))
 COLUMNS = (
     *("kernel", "code", "target", "exponentials", *PIPES),
     *(f"{unit} clocks" for unit in UNITS),
@@ -101,7 +101,7 @@ def count(kernel: str, code: str, target: str, exponentials: int, warps: Warps) 
     return Record(kernel, code, target, exponentials, fragment, model_step(warps, rates_of(exponentials)))
 
 
-def write_csv(path: pathlib.Path, records: Iterable[Record]) -> None:
+def write_csv(path: Path, records: Iterable[Record]) -> None:
     """Writes records."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -112,7 +112,7 @@ def write_csv(path: pathlib.Path, records: Iterable[Record]) -> None:
             writer.writerow([x.kernel, x.code, x.target, x.exponentials, *(f"{number:g}" for number in numbers)])
 
 
-def read_csv(path: pathlib.Path) -> list[Record]:
+def read_csv(path: Path) -> list[Record]:
     """Reads what :func:`write_csv` wrote; nothing if there is no file."""
     if not path.is_file():
         return []
@@ -128,5 +128,5 @@ def _record(row: Mapping[str, str]) -> Record:
         row["target"],
         int(row["exponentials"]),
         {pipe: float(row[pipe]) for pipe in PIPES},
-        Step(units, Path(*(float(row[f"path {name}"]) for name in _PATH)), float(row["period"])),
+        Step(units, DependencyPath(*(float(row[f"path {name}"]) for name in _PATH)), float(row["period"])),
     )

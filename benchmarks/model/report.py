@@ -91,8 +91,8 @@ _STEP_NOTE = """A step is two query tiles of 128 rows against 128 keys. Columns 
 sub-partition that also has the issuing warp; "first P V" and "path" are of one query tile that has it to itself, from \
 scores to the first product that may use its probabilities, and to its next scores; "period" is from step to step."""
 
-_STALL_NOTE = """Stall counts that the assembler wrote between two neighbours of one operation, in the loops counted in \
-this run: how many clocks apart it takes a pipe to accept them. Greater ones are dependencies."""
+_STALL_NOTE = """Stall counts that the assembler wrote between two neighbours of one operation, in the loops counted \
+in this run: how many clocks apart it takes a pipe to accept them. Greater ones are dependencies."""
 
 _ERROR_NOTE = """Error: modelled over published time, less one. The modelled clock is the GPU's highest."""
 

@@ -46,14 +46,16 @@ def find_marks(turn: Turn) -> Marks:
     Returns:
       Their places.
     """
-    load = next(i for i, x in enumerate(turn) if x.operation == "LDTM")
+    load = min(i for i, x in enumerate(turn) if x.operation == "LDTM")
     stores = [i for i, x in enumerate(turn) if x.operation == "STTM"]
     waits = [i for i, x in enumerate(turn[:load]) if _is_wait(x)]
     arrivals = [i for i, x in enumerate(turn) if i > load and _is_arrival(x)]
+    if not waits or not arrivals or arrivals[-1] < stores[-1]:
+        raise ValueError("a softmax turn without a wait before its loads or an arrival after its stores")
     loaded = arrivals[0] if arrivals[0] < stores[0] else None
-    first = next(i for i in arrivals if i > stores[0])
+    first = min(i for i in arrivals if i > stores[0])
     # Behind the last store there are arrivals for other warps too.
-    last = next(i for i in arrivals if i > stores[-1])
+    last = min(i for i in arrivals if i > stores[-1])
     before = sum(tmem_columns(turn[i]) for i in stores if i < first)
     return Marks(waits[-1], loaded, first, last, before / sum(tmem_columns(turn[i]) for i in stores))
 
@@ -66,71 +68,85 @@ def _is_arrival(x: Instruction) -> bool:
     return x.operation == "SYNCS" and "ARRIVE" in x.modifiers
 
 
-@dataclasses.dataclass
 class Warp:
     """A warp that repeats a turn.
 
     Attributes:
-      turn: Its instructions.
-      gate: Time before which an instruction of a turn may not be issued, by index of instruction and turn.
-      issued: Called with index, turn and time of every instruction.
+      turns: That it has finished.
     """
 
-    turn: Turn
-    gate: Callable[[int, int], float] = lambda index, turn: 0
-    issued: Callable[[int, int, float], None] = lambda index, turn, time: None
-    index: int = 0
-    turns: int = 0
-    ready: float = 0
-    stored: float = 0
-    barriers: list[float] = dataclasses.field(default_factory=lambda: [0.0] * 6)
+    def __init__(
+        self,
+        turn: Turn,
+        rates: Rates,
+        gate: Callable[[int, int], float] = lambda index, turn: 0,
+        issued: Callable[[int, int, float], None] = lambda index, turn, time: None,
+    ):
+        """A warp before its first instruction.
 
-    def earliest(self, units: dict[str, float], rates: Rates) -> float:
+        Args:
+          turn: Its instructions.
+          rates: Of the multiprocessor.
+          gate: Time before which an instruction of a turn may not be issued, by index of instruction and turn.
+          issued: Called with index, turn and time of every instruction.
+        """
+        self.turns = 0
+        self._turn, self._gate, self._issued = turn, gate, issued
+        self._units = [issue_clocks(x, rates) for x in turn]
+        self._waits = [[i for i in range(NO_BARRIER) if x.wait_mask >> i & 1] for x in turn]
+        self._latency = [rates.tmem if tmem_columns(x) else _LATENCY for x in turn]
+        self._operations = [x.operation for x in turn]
+        self._index = 0
+        self._ready = self._stored = 0.0
+        self._barriers = [0.0] * NO_BARRIER
+
+    def earliest(self, units: dict[str, float]) -> float:
         """Time at which the next instruction may be issued."""
-        x = self.turn[self.index]
-        waits = [release for i, release in enumerate(self.barriers) if x.wait_mask >> i & 1]
-        unit, _ = issue_clocks(x, rates)
-        return max(self.ready, units.get(unit, 0), self.gate(self.index, self.turns), *waits)
+        index = self._index
+        time = max(self._ready, units.get(self._units[index][0], 0), self._gate(index, self.turns))
+        for barrier in self._waits[index]:
+            time = max(time, self._barriers[barrier])
+        return time
 
-    def issue(self, time: float, units: dict[str, float], rates: Rates) -> None:
+    def issue(self, time: float, units: dict[str, float]) -> None:
         """Issues the next instruction."""
-        x = self.turn[self.index]
-        unit, clocks = issue_clocks(x, rates)
+        index = self._index
+        x, (unit, clocks) = self._turn[index], self._units[index]
         units[unit] = time + clocks
-        done = time + clocks + (rates.tmem if tmem_columns(x) else _LATENCY)
-        if x.operation == "STTM":
-            self.stored = max(self.stored, done)
-        if x.operation == "FENCE":
-            done = max(done, self.stored)
+        done = time + clocks + self._latency[index]
+        if self._operations[index] == "STTM":
+            self._stored = max(self._stored, done)
+        if self._operations[index] == "FENCE":
+            done = max(done, self._stored)
         for barrier, release in ((x.write_barrier, done), (x.read_barrier, time + clocks)):
             if barrier != NO_BARRIER:
-                self.barriers[barrier] = max(self.barriers[barrier], release)
-        self.ready = time + max(1, x.stall)
-        self.issued(self.index, self.turns, time)
-        self.index += 1
-        if self.index == len(self.turn):
-            self.index, self.turns = 0, self.turns + 1
+                self._barriers[barrier] = max(self._barriers[barrier], release)
+        self._ready = time + max(1, x.stall)
+        self._issued(index, self.turns, time)
+        self._index += 1
+        if self._index == len(self._turn):
+            self._index, self.turns = 0, self.turns + 1
 
 
-def run(warps: Sequence[Warp], rates: Rates, until: Callable[[], bool]) -> None:
+def run(warps: Sequence[Warp], until: Callable[[], bool]) -> None:
     """Issues instructions of warps in turn, one a clock.
 
     Args:
       warps: Of the sub-partition.
-      rates: Of the multiprocessor.
       until: Whether to stop.
     """
     units: dict[str, float] = {}
     free, previous = 0.0, 0
     while not until():
-        times = [warp.earliest(units, rates) for warp in warps]
+        times = [warp.earliest(units) for warp in warps]
         time = max(free, min(times))
         if math.isinf(time):
             raise RuntimeError("every warp waits for a product that nobody issues")
         # The warp after the one that was served last comes first.
-        order = sorted(range(len(warps)), key=lambda i: (i - previous - 1) % len(warps))
-        previous = next(i for i in order if times[i] <= time)
-        warps[previous].issue(time, units, rates)
+        previous = (previous + 1) % len(warps)
+        while times[previous] > time:
+            previous = (previous + 1) % len(warps)
+        warps[previous].issue(time, units)
         free = time + 1
 
 
@@ -148,7 +164,7 @@ class Products:
 
 
 @dataclasses.dataclass(frozen=True)
-class Path:
+class DependencyPath:
     """Clocks from scores to the next scores of a query tile that has the sub-partition to itself.
 
     Attributes:
@@ -166,7 +182,7 @@ class Path:
     total: float
 
 
-def dependency_path(turn: Turn, products: Products, rates: Rates) -> Path:
+def dependency_path(turn: Turn, products: Products, rates: Rates) -> DependencyPath:
     """The path through a turn that has the sub-partition to itself.
 
     Args:
@@ -189,11 +205,11 @@ def dependency_path(turn: Turn, products: Products, rates: Rates) -> Path:
         if number == 1:
             times[index] = time - start
 
-    run([Warp(turn, gate, issued)], rates, lambda: marks.last in times)
+    run([Warp(turn, rates, gate, issued)], lambda: marks.last in times)
     used, stored = times[_first_use(turn)], times[max(i for i, x in enumerate(turn) if x.operation == "STTM")]
     first, last = times[marks.first] + rates.barrier, times[marks.last] + rates.barrier
     end = max(last + products.output * (1 - marks.share), first + products.output)
-    return Path(used, stored - used, times[marks.last] - stored, first, end + products.scores)
+    return DependencyPath(used, stored - used, times[marks.last] - stored, first, end + products.scores)
 
 
 def _first_use(turn: Turn) -> int:
@@ -204,7 +220,7 @@ def _first_use(turn: Turn) -> int:
     )
 
 
-def period(turns: tuple[Turn, Turn], correction: Turn, products: Products, rates: Rates, count: int = 12) -> float:
+def period(turns: tuple[Turn, Turn], correction: Turn, products: Products, rates: Rates, count: int = 24) -> float:
     """Clocks between turns when two query tiles share the sub-partition and the tensor core.
 
     The issuing warp goes P V and Q K of the first tile, then of the second.
@@ -235,12 +251,12 @@ def period(turns: tuple[Turn, Turn], correction: Turn, products: Products, rates
                 if index == mark:
                     times[tile, turn] = time + rates.barrier
 
-        return Warp(turns[tile], gate, issued)
+        return Warp(turns[tile], rates, gate, issued)
 
     warps = [softmax(0), softmax(1)]
     if correction:
-        warps.append(Warp(correction, gate=lambda index, turn: core.last.get((1, turn), math.inf)))
-    run(warps, rates, lambda: (1, count) in core.last)
+        warps.append(Warp(correction, rates, gate=lambda index, turn: core.last.get((1, turn), math.inf)))
+    run(warps, lambda: (1, count) in core.last)
     measured = count // 3
     return (core.last[1, count] - core.last[1, count - measured]) / measured
 
