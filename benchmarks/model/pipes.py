@@ -7,9 +7,9 @@ from benchmarks.model.sass import Instruction
 
 PIPES = (
     *("fma", "alu", "conversion", "mufu", "tmem load", "tmem store"),
-    *("shared", "barrier", "uniform", "tensor", "memory", "control"),
+    *("shared", "barrier", "uniform", "other"),
 )
-"""Of the tables. Conversions are issued to the ALU."""
+"""Of the tables. Conversions are issued to the ALU; others are products, global memory and jumps."""
 
 _OPERATIONS: Mapping[str, str] = {
     "fma": "FFMA FMUL FADD FFMA2 FMUL2 FADD2 IMAD IDP HFMA2 HADD2 HMUL2 FSWZADD",
@@ -31,14 +31,12 @@ _OPERATIONS: Mapping[str, str] = {
         "R2UR S2UR S2R LDCU ULDC UMOV UIADD3 UIMAD ULEA USHF USEL ULOP3 UISETP UPLOP3 UFLO UPOPC UPRMT UP2UR UR2UP "
         "UBMSK USGXT VOTEU UVIADD UVIMNMX UVIRTCOUNT UIABS UCLEA UFSETP UF2FP UFSEL UFMNMX UFADD UFFMA UFMUL B2R R2B"
     ),
-    "tensor": (
-        "UTCHMMA UTCQMMA UTCOMMA UTCIMMA UTCBAR UTCCP UTCSHIFT UTCATOMSWS HGMMA QGMMA IGMMA BGMMA HMMA QMMA IMMA OMMA"
-    ),
-    "memory": (
+    "other": (
+        "UTCHMMA UTCQMMA UTCOMMA UTCIMMA UTCBAR UTCCP UTCSHIFT UTCATOMSWS HGMMA QGMMA IGMMA BGMMA HMMA QMMA IMMA OMMA "
         "LDG STG LDL STL LD ST LDC ATOM ATOMG RED REDG REDAS UTMALDG UTMASTG UTMAREDG UTMACCTL UTMACMDFLUSH UTMAPF "
-        "UBLKCP UBLKRED UBLKPF"
+        "UBLKCP UBLKRED UBLKPF "
+        "BRA BRX JMP EXIT RET CALL BSSY BSYNC BREAK BPT NOP USETMAXREG USETSHMSZ PREEXIT YIELD KILL"
     ),
-    "control": ("BRA BRX JMP EXIT RET CALL BSSY BSYNC BREAK BPT NOP USETMAXREG USETSHMSZ PREEXIT YIELD KILL"),
 }
 _PIPE_OF = {operation: pipe for pipe, names in _OPERATIONS.items() for operation in names.split()}
 

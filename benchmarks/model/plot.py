@@ -13,7 +13,7 @@ from benchmarks.model.records import Record
 
 _COLORS = (
     *("#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#e6ab02"),
-    *("#a6761d", "#666666", "#1f78b4", "#b2df8a", "#fb9a99", "#cab2d6"),
+    *("#a6761d", "#666666", "#1f78b4", "#cab2d6"),
 )
 _MARKERS = {"GB200": "o", "B200": "s", "B300": "^", "GB300": "D"}
 
@@ -45,7 +45,7 @@ def _draw_fragments(axes: Axes, records: Sequence[Record]) -> None:
             start = [x + count for x, count in zip(start, counts, strict=True)]
     axes.invert_yaxis()
     axes.set_xlabel("instructions for 32 scores of a thread")
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def _draw_comparisons(axes: Axes, comparisons: Sequence[Comparison]) -> None:

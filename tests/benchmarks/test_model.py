@@ -166,9 +166,9 @@ class TestPipes:
             ("STS.64", "shared", "shared", 4),
             ("SYNCS.ARRIVE.TRANS64", "barrier", "barrier", 1),
             ("UIADD3", "uniform", "uniform", 1),
-            ("UTCHMMA", "tensor", "tensor", 1),
-            ("LDG.E", "memory", "memory", 1),
-            ("BRA", "control", "control", 1),
+            ("UTCHMMA", "other", "other", 1),
+            ("LDG.E", "other", "other", 1),
+            ("BRA", "other", "other", 1),
         ],
     )
     def test_pipes_and_clocks(self, opcode, pipe, unit, clocks):
