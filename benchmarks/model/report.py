@@ -94,9 +94,9 @@ scores to the first product that may use its probabilities, and to its next scor
 _STALL_NOTE = """Stall counts that the assembler wrote between two neighbours of one operation, in the loops counted \
 in this run: how many clocks apart it takes a pipe to accept them. Greater ones are dependencies."""
 
-_ERROR_NOTE = """Error: modelled over published time, less one. The modelled clock is the GPU's highest. Only the rows of \
-FlashAttention-4 compare a kernel with itself; in the others ours stands in for the published one of the same recipe, so \
-that they also hold the difference of the two."""
+_ERROR_NOTE = """Error: modelled over published time, less one. The modelled clock is the GPU's highest. Only the rows \
+of FlashAttention-4 compare a kernel with itself; in the others ours stands in for the published one of the same recipe, \
+so that they also hold the difference of the two."""
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -125,8 +125,11 @@ def _steps(records: Sequence[Record]) -> str:
     for x in records:
         step = x.step
         clocks = [step.units[unit] for unit in UNITS] + [getattr(step.path, name) for name in _PATH] + [step.period]
-        rows.append([x.kernel, *(f"{number:.0f}" for number in clocks), step.bound])
-    return table(("kernel", *UNITS, "load", "compute", "store", "first P V", "path", "period", "bound by"), rows)
+        busy = f"{step.busiest}, {step.units[step.busiest] / step.period:.0%}"
+        rows.append([x.kernel, *(f"{number:.0f}" for number in clocks), busy, step.bound])
+    return table(
+        ("kernel", *UNITS, "load", "compute", "store", "first P V", "path", "period", "busiest", "bound by"), rows
+    )
 
 
 def _targets(targets: Sequence[Target]) -> str:

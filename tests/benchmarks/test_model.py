@@ -489,7 +489,7 @@ def test_reports(tmp_path):
     assert "Nothing here was measured" in text
     assert "| fast | sm_100a | 52 | 50 | 50 |" in text
     assert "| fast | 100 | 100 | 900 |" in text
-    assert "| 300 | 500 | 200 | 1100 | 1800 | 2000 | dependency path |" in text
+    assert "| 300 | 500 | 200 | 1100 | 1800 | 2000 | alu, 45% | dependency path |" in text
     assert "| 1.13 | 1.1 | met |" in text
     assert f"| 0.1 | {comparisons[0].seconds * 1e3:.4g} | {comparisons[0].error:+.1%} | somewhere |" in text
     assert "Without a kernel to model: nvfp4_pv." in text
