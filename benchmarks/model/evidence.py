@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from benchmarks.model.cycles import model_step
 from benchmarks.model.machine import Rates
-from benchmarks.model.pipes import pipe_of
+from benchmarks.model.pipes import ARITHMETIC, pipe_of
 from benchmarks.model.warps import Turn, Warps
 
 VARIATIONS: Mapping[str, Mapping[str, int]] = {
@@ -19,11 +19,11 @@ VARIATIONS: Mapping[str, Mapping[str, int]] = {
 }
 """Changes of rates. Faster pipes change little: the assembler's stall counts keep instructions apart all the same."""
 
-_COMPUTE = ("fma", "alu", "conversion", "mufu", "shared")
+WITHOUT_ARITHMETIC = "no arithmetic"
 
 
 def vary(warps: Warps, rates: Rates) -> dict[str, float]:
-    """Period of a kernel with each change.
+    """Period of a kernel with each change, and without the arithmetic of its softmax.
 
     Args:
       warps: Its loops.
@@ -32,7 +32,16 @@ def vary(warps: Warps, rates: Rates) -> dict[str, float]:
     Returns:
       Clocks by name of the change.
     """
-    return {name: model_step(warps, dataclasses.replace(rates, **change)).period for name, change in VARIATIONS.items()}
+    found = {
+        name: model_step(warps, dataclasses.replace(rates, **change)).period for name, change in VARIATIONS.items()
+    }
+    return found | {WITHOUT_ARITHMETIC: model_step(_without_arithmetic(warps), rates).period}
+
+
+def _without_arithmetic(warps: Warps) -> Warps:
+    """Softmax warps that load, store and hand off; instructions that wait for a barrier stay."""
+    first, second = (tuple(x for x in turn if pipe_of(x) not in ARITHMETIC or x.wait_mask) for turn in warps.softmax)
+    return dataclasses.replace(warps, softmax=(first, second))
 
 
 def stalls_between_neighbours(turns: Iterable[Turn]) -> dict[str, collections.Counter[int]]:
@@ -49,6 +58,6 @@ def stalls_between_neighbours(turns: Iterable[Turn]) -> dict[str, collections.Co
     found: dict[str, collections.Counter[int]] = collections.defaultdict(collections.Counter)
     for turn in turns:
         for x, after in itertools.pairwise(turn):
-            if x.operation == after.operation and pipe_of(x) in _COMPUTE:
+            if x.operation == after.operation and pipe_of(x) in ARITHMETIC:
                 found[x.operation][x.stall] += 1
     return dict(found)

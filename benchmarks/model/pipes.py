@@ -11,6 +11,9 @@ PIPES = (
 )
 """Of the tables. Conversions are issued to the ALU; others are products, global memory and jumps."""
 
+ARITHMETIC = ("fma", "alu", "conversion", "mufu")
+"""Pipes that compute."""
+
 _OPERATIONS: Mapping[str, str] = {
     "fma": "FFMA FMUL FADD FFMA2 FMUL2 FADD2 IMAD IDP HFMA2 HADD2 HMUL2 FSWZADD",
     "alu": (

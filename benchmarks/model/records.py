@@ -8,15 +8,12 @@ from pathlib import Path
 
 from benchmarks.model.cycles import Step, model_step
 from benchmarks.model.machine import Machine, rates_of
-from benchmarks.model.pipes import PIPES, pipe_of
+from benchmarks.model.pipes import ARITHMETIC, PIPES, pipe_of
 from benchmarks.model.sass import Module
 from benchmarks.model.schedule import DependencyPath
 from benchmarks.model.warps import Warps, find_warps
 
 UNITS = ("issue", "fma", "alu", "mufu", "tmem load", "tmem store", "shared", "tensor core")
-ARITHMETIC = ("fma", "alu", "conversion", "mufu")
-"""Pipes that compute."""
-
 _PATH = tuple(field.name for field in dataclasses.fields(DependencyPath))
 COLUMNS = (
     *("kernel", "code", "target", "exponentials", *PIPES),

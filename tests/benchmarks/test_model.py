@@ -256,7 +256,8 @@ def simple_turn(num_exponentials):
     return (
         wait,
         dataclasses.replace(load, write_barrier=0),
-        *[dataclasses.replace(x, wait_mask=1) for x in turn(*["MUFU.EX2"] * num_exponentials)],
+        dataclasses.replace(turn("MUFU.EX2")[0], wait_mask=1),
+        *turn(*["MUFU.EX2"] * (num_exponentials - 1)),
         store,
         dataclasses.replace(turn("FENCE.VIEW.ASYNC.T")[0], write_barrier=1),
         dataclasses.replace(arrive, wait_mask=2),
@@ -468,9 +469,10 @@ class TestEvidence:
 
     def test_variations(self):
         found = evidence.vary(made_warps(), Rates(mufu=8))
-        assert set(found) == set(evidence.VARIATIONS)
+        assert set(found) == {*evidence.VARIATIONS, evidence.WITHOUT_ARITHMETIC}
         assert found["barriers at once"] < found["as assumed"]
         assert found["tmem latency halved"] < found["as assumed"]
+        assert found["no arithmetic"] == evidence.vary(made_warps(num_exponentials=1), Rates(mufu=8))["no arithmetic"]
 
 
 def test_reports(tmp_path):
