@@ -17,6 +17,7 @@ from .errors import (
     UnsupportedInstructionError,
 )
 from .front import Output, Result, Struct, emulate
+from .instructions.tcgen05_mma import Product
 from .program.program import Program
 from .ptx.parser import parse
 from .tensor_map import TensorMap
@@ -30,6 +31,7 @@ __all__ = [
     "Finding",
     "MemoryFaultError",
     "Output",
+    "Product",
     "Program",
     "PtxSyntaxError",
     "Result",

@@ -16,6 +16,7 @@ from threadpoolctl import ThreadpoolController
 
 from .configuration import Shape, check_shared_bytes, shapes
 from .errors import EmulationError, Finding, UnsupportedInstructionError
+from .instructions.tcgen05_mma import Product
 from .launch import Machine
 from .machine.memory import PARAMETER_BASE, GlobalMemory
 from .parameters import scalar_bytes
@@ -93,6 +94,7 @@ def emulate(
     resident: int = 1,
     max_instructions: int = 1 << 27,
     trace: Callable | None = None,
+    products: Callable[[Product], None] | None = None,
 ) -> Result:
     """Run a kernel once for each seed.
 
@@ -113,6 +115,7 @@ def emulate(
       max_instructions: end a run that goes on for longer.
       trace: called with (start, end, who, instructions) for everything that happens: a stretch of code of a warp, with
         start = end when the warp has to wait, or an operation of an engine, from its issue to its effect.
+      products: called with each tcgen05.mma as it takes effect: A, its scale factors, and D afterwards.
 
     Returns:
       The arrays after each run, and the findings.
@@ -136,7 +139,7 @@ def emulate(
         machine = Machine(
             program, layout.bytes, layout.tensor_maps, grid, block, global_memory=layout.memory, cluster=cluster,
             shared_bytes=shared_bytes, seed=seed, races=races, resident=resident, max_instructions=max_instructions,
-            trace=trace,
+            trace=trace, products=products,
         )  # fmt: skip
         try:
             with _blas().limit(limits=1, user_api="blas"):

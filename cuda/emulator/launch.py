@@ -51,6 +51,7 @@ class Machine:
       findings: counted.
       trace: receives (start, end, who, instructions) of everything that happens, with no instruction's time when a
         warp has to wait; or None.
+      products: receives each Product of tcgen05.mma as it takes effect; or None.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Machine:
         quantum: int = 40,
         max_instructions: int = 1 << 27,
         trace: Callable | None = None,
+        products: Callable | None = None,
     ) -> None:
         self.program, self.kernel = program, program.kernel
         self.grid, self.block, self.cluster = grid, block, cluster
@@ -91,7 +93,7 @@ class Machine:
         self._resident, self._max_delay, self._quantum = resident, max_delay, quantum
         self._max_instructions = max_instructions
         self.now, self.executed, self.state, self._polls = 0, 0, 0, 0
-        self.trace = trace
+        self.trace, self.products = trace, products
         self._last_of_stream: dict[object, Actor] = {}
         self._place: dict[tuple, int] = {}
         self._full, self._masked = program.tables()

@@ -4,6 +4,7 @@ Symbols: ``ref`` is the row reference in raw-score units, L the recipe's scale s
 (32 keys of one row). There is no running maximum and the output is never rescaled.
 """
 
+import dataclasses
 import math
 
 import jax
@@ -21,6 +22,45 @@ _NAN_BYTE = 255
 _SIXTH = 1.0 / 6.0
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class EncodedTile:
+    """P of a key tile as the second product reads it.
+
+    Attributes:
+      codes: Values of the E2M1 codes [..., T, 4, 32].
+      scales: E8M0 bytes [..., T, 4], lowered by 2**L, of six times the probability.
+    """
+
+    codes: jax.Array
+    scales: jax.Array
+
+
+def encode_tile(config: OperatorConfig, raw: jax.Array, ref: jax.Array) -> EncodedTile:
+    """Codes and scales of one key tile.
+
+    Args:
+      config: Static arguments; the recipe's ``p_format`` is ``"mxfp4"``.
+      raw: Raw scores [..., T, 128], -inf where masked.
+      ref: Row reference [..., T], finite.
+
+    Returns:
+      The tile.
+    """
+    recipe = config.recipe
+    quarters = raw.reshape(*raw.shape[:-1], -1, QUARTER)
+    # XLA:CPU may lose a NaN in a maximum, even with zero, but not in a comparison and a select.
+    block_max = jnp.where(jnp.any(jnp.isnan(quarters), axis=-1), jnp.nan, jnp.max(quarters, axis=-1))
+    byte = _scale_byte(config, block_max, ref[..., None])
+    shift = recipe.p_scale_shift
+    working = jnp.maximum(byte, shift + 1)
+    stored = jnp.where(byte == _NAN_BYTE, byte, jnp.where(byte > shift, byte - shift, 1))
+    bias = (_LOG2_SIX - (working - _BIAS).astype(jnp.float32)) - ref[..., None] * config.log2_scale
+    assert recipe.code_map is not None
+    payload = apply_schedule(recipe.code_map, quarters, config.log2_scale, bias[..., None])
+    return EncodedTile(round_to(jnp.where(payload < 0, 0.0, payload), E2M1), stored)
+
+
 def probability_tile(config: OperatorConfig, raw: jax.Array, ref: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Codes times scales of one key tile, and its part of the denominator.
 
@@ -33,21 +73,10 @@ def probability_tile(config: OperatorConfig, raw: jax.Array, ref: jax.Array) -> 
       ``alpha * code`` [..., T, 128], six times the represented probability (lowered by 2**L), and the denominator's
       increment [..., T] (lowered by 2**L).
     """
-    recipe = config.recipe
-    quarters = raw.reshape(*raw.shape[:-1], -1, QUARTER)
-    # XLA:CPU may lose a NaN in a maximum, even with zero, but not in a comparison and a select.
-    block_max = jnp.where(jnp.any(jnp.isnan(quarters), axis=-1), jnp.nan, jnp.max(quarters, axis=-1))
-    byte = _scale_byte(config, block_max, ref[..., None])
-    shift = recipe.p_scale_shift
-    working = jnp.maximum(byte, shift + 1)
-    stored = jnp.where(byte == _NAN_BYTE, byte, jnp.where(byte > shift, byte - shift, 1))
-    alpha = decode_e8m0(stored)
-    bias = (_LOG2_SIX - (working - _BIAS).astype(jnp.float32)) - ref[..., None] * config.log2_scale
-    assert recipe.code_map is not None
-    payload = apply_schedule(recipe.code_map, quarters, config.log2_scale, bias[..., None])
-    codes = round_to(jnp.where(payload < 0, 0.0, payload), E2M1)
-    scaled = (alpha[..., None] * codes).reshape(raw.shape)
-    return scaled, _denominator(config, raw, ref, codes, alpha)
+    tile = encode_tile(config, raw, ref)
+    alpha = decode_e8m0(tile.scales)
+    scaled = (alpha[..., None] * tile.codes).reshape(raw.shape)
+    return scaled, _denominator(config, raw, ref, tile.codes, alpha)
 
 
 def _scale_byte(config: OperatorConfig, block_max: jax.Array, ref: jax.Array) -> jax.Array:

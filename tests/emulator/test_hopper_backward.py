@@ -11,8 +11,8 @@ from jax_fp4attn import recipes
 from jax_fp4attn.reference.operands import score_operand_values
 from tests.assertions import relative_l2
 from tests.emulator.kernels import hopper_backward as hopper
-from tests.emulator.kernels.hopper_backward import Gradients, Problem
 from tests.emulator.kernels.forward import Shape
+from tests.emulator.kernels.hopper_backward import Gradients, Problem
 from tests.emulator.kernels.hopper_forward import rows_of_keys
 
 pytestmark = pytest.mark.skipif(not hopper.available(), reason="build/native has no backward: make native")

@@ -11,12 +11,14 @@ Which lanes hold which rows is the PTX ISA's "Data Path Layout Organization":
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import numpy as np
 
 from ..errors import DescriptorFaultError
+from ..machine.engines import Operation
 from ..machine.tensor_memory import LANES, QUADRANT, split_address
 from ..machine.warp import Cta, Warp
 from ..ptx.syntax import Address, Immediate, Instruction, Vector
@@ -93,6 +95,29 @@ class Multiplication:
     disabled: tuple[np.ndarray, ...] | None
 
 
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A tcgen05.mma that has taken effect, or the part of one that one CTA and one half of N make up.
+
+    Attributes:
+      cta: index of the CTA in the grid.
+      kind: such as "mxf4nvf4".
+      column: first column of D.
+      accumulates: whether D was added to.
+      a: (rows, K) float64, the elements of A without their scale factors.
+      a_scales: (rows, factors) float64, or None.
+      d: (columns, rows) uint32, D afterwards.
+    """
+
+    cta: tuple[int, int, int]
+    kind: str
+    column: int
+    accumulates: bool
+    a: np.ndarray
+    a_scales: np.ndarray | None
+    d: np.ndarray
+
+
 def _form(instruction: Instruction) -> Form:
     parts = instruction.parts
     kind = next((p[6:] for p in parts if p.startswith("kind::")), "")
@@ -131,11 +156,12 @@ def multiply_accumulate(instruction: Instruction) -> Handler:
     inputs += [Value(rest[0], "pred"), *(Value(word, "u32") for word in masks)]
 
     def run(warp: Warp, mask, *values):
+        products = warp.machine.products
         for lane in issuers(warp, mask, instruction):
             with located(instruction):
                 job = _prepare(form, tuple(lane_value(v, lane) for v in values))
             ctas = group_ctas(warp.cta, form.ctas)
-            issue(warp, instruction, lambda o, job=job, ctas=ctas: _execute(job, ctas, (o.actor, instruction)))
+            issue(warp, instruction, lambda o, job=job, ctas=ctas: _execute(job, ctas, o, products))
 
     return Handler(run, inputs=inputs)
 
@@ -220,16 +246,23 @@ def _parts(d: InstructionDescriptor, ctas: int, d_lane: int, a_lane: int) -> tup
     return Part(low, low, slice(0, half), range(2)), Part(high, high, slice(half, d.n), range(2, 4))
 
 
-def _execute(job: Multiplication, ctas: list[Cta], access) -> None:
-    """Read the operands and update D in each CTA."""
+def _execute(
+    job: Multiplication, ctas: list[Cta], operation: Operation, products: Callable[[Product], None] | None
+) -> None:
+    """Read the operands and update D in each CTA, and show the product to who wants to see it."""
+    access = (operation.actor, operation.instruction)
     b_parts = [job.b.read(cta.shared, *access) for cta in ctas]
     b = b_parts[0] if len(b_parts) == 1 else np.concatenate(b_parts)
     for number, cta in enumerate(ctas):
         shared_a = job.a.read(cta.shared, *access) if job.a is not None else None
         for part in job.parts:
             a = shared_a if shared_a is not None else _a_in_tensor_memory(job, cta, part, access)
-            product = _product(job, cta, part, a, b, access)
+            a_scales = _scales_of_a(job, cta, access) if job.scales is not None else None
+            product = _product(job, cta, part, a, a_scales, b, access)
             _update(job, cta, part, product, job.disabled[number] if job.disabled else None, access)
+            if products is not None:
+                d = cta.tensor.data[job.d_column : job.d_column + len(product), part.lanes].copy()
+                products(Product(cta.index, job.form.kind, job.d_column, job.accumulate, a, a_scales, d))
         if job.form.shift:
             _shift(job, cta, access)
 
@@ -243,19 +276,19 @@ def _a_in_tensor_memory(job: Multiplication, cta: Cta, part: Part, access) -> np
     return tensor_memory_operand(words, job.descriptor.a, job.descriptor.packed)
 
 
-def _product(job: Multiplication, cta: Cta, part: Part, a: np.ndarray, b: np.ndarray, access) -> np.ndarray:
+def _product(job: Multiplication, cta: Cta, part: Part, a: np.ndarray, a_scales, b: np.ndarray, access) -> np.ndarray:
     """(columns, lanes) float64 of one part of D."""
     b = b[part.columns]
     if job.scales is not None:
-        of_a, of_b = job.scales
-        b_scales = of_b.read_copies(cta.tensor, len(b), part.quadrants, *access)
-        a = a * np.repeat(_scales_of_a(job, of_a, cta, access), job.form.block, axis=1)
+        b_scales = job.scales[1].read_copies(cta.tensor, len(b), part.quadrants, *access)
+        a = a * np.repeat(a_scales, job.form.block, axis=1)
         b = b * np.repeat(b_scales, job.form.block, axis=1)
     return multiply(a, b, job.descriptor.negative)
 
 
-def _scales_of_a(job: Multiplication, scales: ScaleFactors, cta: Cta, access) -> np.ndarray:
+def _scales_of_a(job: Multiplication, cta: Cta, access) -> np.ndarray:
     """(rows, factors): the rows of a lane quadrant read the copy there."""
+    scales = job.scales[0]
     if len(job.parts) == 2:
         return scales.read_copies(cta.tensor, 64, range(4), *access)
     return scales.read_own(cta.tensor, *access)

@@ -8,6 +8,7 @@ import cuda.emulator.instructions.families  # noqa: F401
 from cuda.emulator.checks.races import Monitor
 from cuda.emulator.errors import UnsupportedInstructionError
 from cuda.emulator.instructions.handler import handler_of
+from cuda.emulator.instructions.tcgen05_mma import Product
 from cuda.emulator.machine.engines import Operation
 from cuda.emulator.machine.memory import SHARED_BASE, SharedMemory
 from cuda.emulator.machine.tensor_memory import TensorMemory
@@ -24,6 +25,7 @@ class Bench:
       findings: reported, as (kind, text).
       monitor: of races, or None.
       ctas: by rank.
+      shown: products of tcgen05.mma.
     """
 
     def __init__(self, ctas: int = 1, shared_bytes: int = 65536, races: bool = False) -> None:
@@ -31,6 +33,8 @@ class Bench:
         self.monitor = Monitor(self.report) if races else None
         self.ctas: list[Cta] = []
         self._last: dict[object, object] = {}
+        self.shown: list[Product] = []
+        self.products = self.shown.append
         for rank in range(ctas):
             cta = Cta(self, (rank, 0, 0), rank, self.ctas)
             cta.shared = SharedMemory(rank, shared_bytes, self.monitor)

@@ -379,6 +379,11 @@ def test_block_scaled_a_in_tensor_memory_with_scales_of_its_own_quadrants() -> N
     bench.one(_scaled_text("mxf4nvf4", "block16", a="[%r5]"), 0, 100, right.descriptor, bits, 120, 130, False)
     product = _scaled(layouts.decoded(codes, "e2m1"), a_scales, 16) @ _scaled(right.values, b_scales, 16).T
     np.testing.assert_array_equal(_result(bench, 32), product.astype(np.float32))
+    (shown,) = bench.shown
+    assert (shown.cta, shown.kind, shown.column, shown.accumulates) == ((0, 0, 0), "mxf4nvf4", 0, False)
+    np.testing.assert_array_equal(shown.a, layouts.decoded(codes, "e2m1"))
+    np.testing.assert_array_equal(shown.a_scales, a_scales)
+    np.testing.assert_array_equal(shown.d.view(np.float32), product.T.astype(np.float32))
 
 
 @pytest.mark.parametrize("m", [128, 256])

@@ -21,6 +21,7 @@ from jax_fp4attn.code_map import Affine, Exponential, SignedSquare
 from jax_fp4attn.config import LN_2, OperatorConfig, Visibility
 from jax_fp4attn.recipe import Recipe
 from jax_fp4attn.reference.tiles import key_order
+from tests.shapes import COMPILER_OPTIONS
 
 _BUILT = pathlib.Path(__file__).parents[3] / "build" / "native"
 _UNLIMITED = 1 << 30
@@ -105,14 +106,14 @@ class Problem:
         return Attention(np.asarray(output, np.float32), np.asarray(lse))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 3))
+@functools.partial(jax.jit, static_argnums=(0, 3), compiler_options=COMPILER_OPTIONS)
 def _reference(
     config: OperatorConfig, operands: reference.Operands, visibility: Visibility, num_keys: int
 ) -> tuple[jax.Array, jax.Array]:
     return reference.forward(config, operands, None, visibility, num_keys=num_keys)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0, compiler_options=COMPILER_OPTIONS)
 def _quantize(recipe: Recipe, *arguments: Any) -> reference.Operands:
     return reference.quantize_operands(OperatorConfig(recipe, 1.0, is_causal=False, window=None), *arguments)
 
