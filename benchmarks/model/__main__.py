@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         digest = hashlib.sha256(cubin.read_bytes()).hexdigest()[:12]
         counted.append(_disassemble(cubin, theirs, f"flash-attn-4, sha256 {digest}"))
     records = [record for code in counted for record in code.records()]
-    notes = [f"{code.name}: {len(code.kernels)} forward kernels, counted in this run." for code in counted]
+    notes = [f"{code.name}: {', '.join(code.kernels) or 'no forward kernel'}; counted in this run." for code in counted]
     if not options.flash_attention_4:
         recorded = [x for x in read_csv(RESULTS / "model.csv") if x.kernel == FLASH_ATTENTION_4]
         records += recorded
