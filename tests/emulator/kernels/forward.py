@@ -195,28 +195,33 @@ def probabilities(recipe: Recipe) -> str:
 
 def numbers(config: OperatorConfig, heads: int) -> dict[str, float]:
     """The numbers of a recipe and a window; whether heads come in sections does not matter to results."""
-    recipe, log2_scale = config.recipe, config.log2_scale
     left, right = (_UNLIMITED, _UNLIMITED) if config.window is None else config.window
     right = 0 if config.is_causal else right
-    numbers: dict[str, float] = {
-        "section": 1 if right == _UNLIMITED else heads,
-        "window_left": left,
-        "window_right": right,
-    }
-    numbers |= {"log2_scale": log2_scale, "rescale_threshold": recipe.rescale_threshold_bits}
-    numbers |= {"block_offset": 1 - math.log2(recipe.p_exponent_rule), "shift": recipe.p_scale_shift}
+    visible = {"section": 1 if right == _UNLIMITED else heads, "window_left": left, "window_right": right}
+    others = dict.fromkeys(("block_offset", "shift", "margin", "slope", "intercept", "constant"), 0.0)
+    others |= {"rescale_threshold": 0.0, "unit": 1.0}
+    if config.recipe.p_format == "e4m3":
+        recipe = config.recipe
+        others |= {"rescale_threshold": recipe.rescale_threshold_bits, "unit": 1 / recipe.v_multiplier}
+    else:
+        others |= _direct_p(config)
+    return visible | {"log2_scale": config.log2_scale} | others
+
+
+def _direct_p(config: OperatorConfig) -> dict[str, float]:
+    recipe = config.recipe
+    assert isinstance(recipe.p_exponent_rule, float) and recipe.code_map is not None
     in_bits = recipe.margin_unit == "bits"
-    numbers |= {
-        "margin": recipe.margin / log2_scale if in_bits else recipe.margin * LN_2,
-        "unit": 1 / recipe.v_multiplier,
+    found = {
+        "block_offset": 1 - math.log2(recipe.p_exponent_rule),
+        "shift": recipe.p_scale_shift,
+        "margin": recipe.margin / config.log2_scale if in_bits else recipe.margin * LN_2,
     }
-    match recipe.code_map.quarters[0] if recipe.code_map else None:
+    match recipe.code_map.quarters[0]:
         case Affine(slope, intercept):
-            chosen = (slope, intercept, 0.0)
+            return found | {"slope": slope, "intercept": intercept}
         case SignedSquare(slope, intercept, constant):
-            chosen = (slope, intercept, constant)
+            return found | {"slope": slope, "intercept": intercept, "constant": constant}
         case Exponential(offset):
-            chosen = (1.0, offset, 0.0)
-        case _:
-            chosen = (0.0, 0.0, 0.0)
-    return numbers | dict(zip(("slope", "intercept", "constant"), chosen, strict=True))
+            return found | {"slope": 1.0, "intercept": offset}
+    raise AssertionError(f"no kernel takes {recipe.code_map!r}")
