@@ -3,7 +3,7 @@
 Usage: python -m tests.emulator.kernels.blackwell_survey [--schedules 50] [--mutant-schedules 6] [--out DIRECTORY]
 
 It needs the built kernels and takes about half an hour. The schedules are of every case of
-tests/emulator/test_blackwell_forward.py; the mutants are of a kernel with Direct-P and of one with a running maximum.
+tests/emulator/kernels/blackwell_cases.py; the mutants are of a kernel with Direct-P and of one with a running maximum.
 """
 
 import argparse
@@ -16,9 +16,9 @@ from cuda.emulator import Program, Result, emulate, parse
 from cuda.emulator.mutations import Mutant, Outcome, save, survey
 from cuda.emulator.mutations.survey import UNNOTICED
 from jax_fp4attn import recipes
-from tests.emulator import test_blackwell_forward as cases
 from tests.emulator.kernels import blackwell_forward as blackwell
-from tests.emulator.kernels.forward import Problem, Shape, inputs, problem_of
+from tests.emulator.kernels.blackwell_cases import CASES, WINDOWS
+from tests.emulator.kernels.forward import Problem, Shape, inputs, problem_of, same_bits
 
 _RESULTS = pathlib.Path(__file__).parents[3] / "benchmarks" / "emulator" / "results"
 
@@ -48,10 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_schedules(seeds: Iterable[int]) -> bool:
     """Whether every case gives the same bits under every schedule; findings are raised."""
     start, launches, same = time.perf_counter(), 0, True
-    for name, (recipe, shape, options) in {**cases.CASES, **cases.WINDOWS}.items():
+    for name, (recipe, shape, options) in {**CASES, **WINDOWS}.items():
         first, *others = blackwell.attend(problem_of(recipe, *inputs(shape), **options), seeds=seeds)
         launches += 1 + len(others)
-        if not all(cases.same_bits(first, other) for other in others):
+        if not all(same_bits(first, other) for other in others):
             print(f"{name}: results depend on the schedule", flush=True)
             same = False
     seconds = time.perf_counter() - start

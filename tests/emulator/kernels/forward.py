@@ -19,6 +19,7 @@ from cuda.emulator.manifest import KernelEntry, read_manifest
 from jax_fp4attn import SegmentIds, reference
 from jax_fp4attn.code_map import Affine, Exponential, SignedSquare
 from jax_fp4attn.config import LN_2, OperatorConfig, Visibility
+from jax_fp4attn.formats import BlockScaled, from_scale_pages, to_scale_pages
 from jax_fp4attn.recipe import Recipe
 from jax_fp4attn.reference.tiles import key_order
 from tests.shapes import COMPILER_OPTIONS
@@ -225,3 +226,23 @@ def _direct_p(config: OperatorConfig) -> dict[str, float]:
         case Exponential(offset):
             return found | {"slope": 1.0, "intercept": offset}
     raise AssertionError(f"no kernel takes {recipe.code_map!r}")
+
+
+def same_bits(one: Attention, other: Attention) -> bool:
+    """Whether output and lse are equal, NaN and signs of zeros included."""
+    return all(np.array_equal(x.view(np.uint32), y.view(np.uint32)) for x, y in zip(one, other, strict=True))
+
+
+def random_segments(batch: int, num_queries: int, num_keys: int) -> tuple[np.ndarray, np.ndarray]:
+    """Segments 0 (padding) to 3, which follow one another."""
+    rng = np.random.default_rng(7)
+    queries, keys = (np.sort(rng.integers(0, 4, (batch, length)), axis=1) for length in (num_queries, num_keys))
+    return queries, keys
+
+
+def with_nan_scales(x: BlockScaled, rows: np.ndarray) -> BlockScaled:
+    """NVFP4 with NaN scales in some rows [B, tiles * 128] of every head, rows that have no codes among them."""
+    num_scales = x.shape[-1] // x.block_size
+    scales = from_scale_pages(x.scales, rows.shape[1], num_scales)
+    scales = jnp.where(rows[:, None, :, None], np.uint8(0x7F), scales)
+    return dataclasses.replace(x, scales=to_scale_pages(scales))
