@@ -13,9 +13,6 @@ from kernels.blackwell.tensor_memory import KEY_SCALES, OUTPUTS, P_SCALES, QUERY
 
 Int32, Pointer = cutlass.Int32, cutlass.Pointer
 
-_STAGE_COLUMNS = SCORES[1].first - SCORES[0].first
-assert OUTPUTS[1].first - OUTPUTS[0].first == _STAGE_COLUMNS
-
 _UNIT = 16  # bytes, of a matrix descriptor
 _STEP_BYTES = 32  # of a row, that one instruction contracts
 _STEP_COLUMNS = 8  # the same of A in tensor memory

@@ -24,7 +24,7 @@ _RESULTS = pathlib.Path(__file__).parents[3] / "benchmarks" / "emulator" / "resu
 
 # What is not noticed in the first launch is tried in the next: several tiles an item, then one, then few rows. One
 # thread block has all items.
-_SHAPES = (Shape(1, 512, 700, 1, 1, 64), Shape(1, 512, 100, 2, 1, 64), Shape(1, 700, 300, 1, 1, 64))
+_SHAPES = (Shape(1, 768, 768, 1, 1, 64), Shape(1, 512, 100, 2, 1, 64), Shape(1, 700, 300, 1, 1, 64))
 _SUBJECTS = {"direct_p": (recipes.square, False), "running_maximum": (recipes.train, True)}
 
 
