@@ -588,6 +588,25 @@ class TestForwardOnBlackwell:
         shape = Shape(2, 129, 127, 4, 2, 64)
         check_forward_on_blackwell(driver, recipes.train, shape, is_causal=is_causal, window=window, sections=sections)
 
+    @pytest.mark.parametrize(
+        ("recipe", "shape", "section"),
+        # A head of 8192 keys of 128 channels takes 1.5 MiB of the 32 MiB, or 1 MiB with MXFP4 values.
+        [
+            (recipes.train, Shape(1, 1, 8192, 24, 24, 128), 21),
+            (recipes.train, Shape(1, 1, 8192, 48, 12, 128), 48),
+            (recipes.train, Shape(1, 1, 2**17, 4, 2, 128), 2),
+            (recipes.square, Shape(1, 1, 8192, 40, 40, 128), 32),
+        ],
+        ids=str,
+    )
+    def test_heads_that_the_cache_holds_together(self, shared, driver, recipe, shape, section):
+        driver.pretend(BLACKWELL, BLACKWELL_DEVICE)
+        call = forward_call(recipe, shape).having(is_causal=True, has_expanded_operands=False)
+        names = [name for name in call.results if "expanded" not in name]
+        call._replace(results={name: call.results[name] for name in names}).run(shared)
+        (launch,) = driver.launches()
+        assert launch.parameters["section"] == section
+
     @pytest.mark.parametrize("recipe", [recipes.train, recipes.square, recipes.accurate], ids=lambda r: r.name)
     def test_a_program_for_both_architectures(self, driver, recipe):
         shape = Shape(2, 129, 127, 4, 2, 128)
