@@ -92,6 +92,23 @@ def test_every_tile(name: str) -> None:
     check_tiles(problem_of(recipe, *inputs(shape), **options))
 
 
+@pytest.mark.parametrize("name", ["causal, square", "causal, grouped heads", "causal and fewer keys", "lengths"])
+def test_tiles_that_no_row_sees_are_left_out(name: str) -> None:
+    recipe, shape, options = CASES[name]
+    problem = problem_of(recipe, *inputs(shape), **options)
+    recorder = blackwell_tiles.Recorder(shape.H)
+    blackwell.attend(problem, blocks=1 << 20, products=recorder)
+    section = int(numbers(problem.config, shape.B * shape.N)["section"])
+    scores = blackwell_tiles.gathered(problem, recorder, section).scores
+    seen = np.isfinite(blackwell_tiles.expected(problem, scores[:, :, : shape.T]).raw)
+    rows, slots = scores.shape[2:]
+    seen = np.pad(seen, ((0, 0), (0, 0), (0, rows - shape.T), (0, 0)))
+    by_tile = (shape.B, shape.N, rows // 128, 128, slots // 128, 128)
+    computed = ~np.isnan(scores).reshape(by_tile).any((3, 5))
+    np.testing.assert_array_equal(computed, seen.reshape(by_tile).any((3, 5)))
+    assert not computed.all()
+
+
 @pytest.mark.parametrize("name", WINDOWS)
 def test_windows(name: str) -> None:
     recipe, shape, options = WINDOWS[name]
