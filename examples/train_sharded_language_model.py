@@ -2,7 +2,8 @@
 
 The mesh is automatic: arrays are placed, and the compiler finds the communication. It has two axes. Along `data` the
 batch is split, and parameters are stored split and gathered for a step (FSDP); along `model` heads, hidden features and
-vocabulary are split (tensor parallel).
+vocabulary are split (tensor parallel). A third one, `seq`, splits the sequence: every device holds its part of each
+window in zigzag order, and keys and values travel around a ring (`--mesh data=2,seq=4`).
 
 Eight virtual devices, compared with one:
 
@@ -16,6 +17,7 @@ Two processes of four devices each; on GPUs leave out --devices, under Slurm or 
         --coordinator 127.0.0.1:1234 --num-processes 2 --process-id 1
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -25,11 +27,11 @@ from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from examples.language_model import mesh_training
-from examples.language_model.meshes import place_batch
+from examples.language_model.meshes import DATA, SEQUENCE, place_batch
 from examples.language_model.model import ModelConfig
 from examples.language_model.sharding import computing_shardings, create_sharded, stored_shardings
 from examples.language_model.training import TrainingConfig, mean_loss, train_step
-from jax_fp4attn import Recipe
+from jax_fp4attn import Recipe, zigzag_order
 
 
 class ShardedLearner:
@@ -39,7 +41,7 @@ class ShardedLearner:
       model_config: Size of the model.
       config: Settings of the training.
       recipe: Of attention.
-      mesh: With automatic axes `data` and `model`.
+      mesh: With automatic axes `data`, `model` and, to split the sequence, `seq`.
 
     Attributes:
       state: Parameters and optimiser state.
@@ -50,6 +52,8 @@ class ShardedLearner:
             learner = mesh_training.one_device_learner(model_config, config, recipe)
             return learner.model, learner.optimizer
 
+        if SEQUENCE in mesh.axis_names:
+            model_config = dataclasses.replace(model_config, context_axis=SEQUENCE)
         self._mesh = mesh
         self.state = create_sharded(lambda: nnx.state(create()), mesh)
         structure, shapes = nnx.split(nnx.eval_shape(create))
@@ -60,7 +64,7 @@ class ShardedLearner:
             # Without this constraint the compiler may as well gather the batch, and leave the parameters split.
             structure, parameters = nnx.split(model)
             gathered = jax.lax.with_sharding_constraint(parameters, computing_shardings(stored[0]))
-            return mean_loss(nnx.merge(structure, gathered), windows)
+            return mean_loss(nnx.merge(structure, gathered), *_split_windows(windows, mesh))
 
         def update(state: nnx.State, windows: jax.Array) -> tuple[nnx.State, jax.Array]:
             model, optimizer = nnx.merge(structure, state)
@@ -73,15 +77,35 @@ class ShardedLearner:
         self._update = jax.jit(update, out_shardings=(stored, replicated), donate_argnums=0)
         self._evaluate = jax.jit(evaluate, out_shardings=replicated)
 
+    def lower(self, windows: jax.Array) -> jax.stages.Lowered:
+        """The program of a step, for what it communicates."""
+        with jax.set_mesh(self._mesh):
+            return self._update.lower(self.state, windows)
+
     def place(self, read: Callable[[slice], np.ndarray], shape: tuple[int, int]) -> jax.Array:
         return place_batch(self._mesh, read, shape)
 
     def update(self, windows: jax.Array) -> jax.Array:
-        self.state, loss = self._update(self.state, windows)
+        with jax.set_mesh(self._mesh):
+            self.state, loss = self._update(self.state, windows)
         return loss
 
     def loss(self, windows: jax.Array) -> jax.Array:
-        return self._evaluate(self.state, windows)
+        with jax.set_mesh(self._mesh):
+            return self._evaluate(self.state, windows)
+
+
+def _split_windows(windows: jax.Array, mesh: Mesh) -> tuple[jax.Array, jax.Array]:
+    """Tokens and targets of int [B, T + 1], each split over the sequence if the mesh splits it.
+
+    In zigzag order, so that all devices have the same work and nothing is exchanged in the attention layers.
+    """
+    tokens, targets = windows[:, :-1], windows[:, 1:]
+    if SEQUENCE not in mesh.axis_names:
+        return tokens, targets
+    order = zigzag_order(tokens.shape[1], mesh.shape[SEQUENCE])
+    split = NamedSharding(mesh, PartitionSpec(DATA, SEQUENCE))
+    return jax.lax.with_sharding_constraint((tokens[:, order], targets[:, order]), split)
 
 
 def main(arguments: Sequence[str] | None = None, *, model_config: ModelConfig | None = None) -> None:

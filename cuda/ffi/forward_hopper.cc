@@ -1,5 +1,6 @@
 // The forward on Hopper: expands key and value, then runs the attention kernel.
 #include <algorithm>
+#include <string>
 
 #include "forward.h"
 #include "kernels.h"
@@ -15,7 +16,8 @@ constexpr uint32_t kRowBytes = 128;  // of a box
 void Expand(CUstream stream, const ForwardProblem& problem, const ExpandedOperands& expanded) {
   const Grid grid = TileGrid(problem.sizes.kv_heads, problem.sizes.num_keys, problem.sizes.batch);
   const int32_t keys = problem.sizes.num_keys, heads = problem.sizes.kv_heads;
-  Launch(stream, problem.Kernel("expand_key"), grid, problem.key_codes, problem.key_pages, problem.slot_order,
+  const std::string order = problem.is_mxfp4 ? "_by_block" : "";
+  Launch(stream, problem.Kernel("expand_key") + order, grid, problem.key_codes, problem.key_pages, problem.slot_order,
          expanded.key, keys, heads);
   if (!problem.is_mxfp4) return;
   Launch(stream, problem.Kernel("expand_value"), grid, problem.value, problem.value_pages, expanded.value,

@@ -87,8 +87,9 @@ def _all() -> Iterator[Variant]:
             for chosen in itertools.product((False, True), repeat=len(choices)):
                 yield _variant(function, head_size, dict(zip(choices, chosen, strict=True)))
     for head_size in HEAD_SIZES:
-        for expand in (expand_key, expand_value):
-            yield dataclasses.replace(_variant(expand, head_size, {}), targets=(HOPPER,))
+        expansions = [_variant(expand_key, head_size, {"by_block": chosen}) for chosen in (False, True)]
+        for expansion in (*expansions, _variant(expand_value, head_size, {})):
+            yield dataclasses.replace(expansion, targets=(HOPPER,))
         for name in _PROBABILITIES:
             yield _hopper_forward(name, head_size)
         yield from _hopper_backward(head_size)

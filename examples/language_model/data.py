@@ -1,6 +1,7 @@
-"""English text that comes with Python, as bytes: the language reference, from `pydoc_data.topics`."""
+"""Text as bytes: English that comes with Python, the language reference from `pydoc_data.topics`, or any other."""
 
 import dataclasses
+import hashlib
 from pydoc_data.topics import topics
 
 import numpy as np
@@ -18,6 +19,13 @@ class Corpus:
     training: np.ndarray
     held_out: np.ndarray
 
+    @property
+    def digest(self) -> str:
+        """Tells texts, and where they are split, apart."""
+        return hashlib.sha256(hashlib.sha256(self.training.tobytes()).digest() + self.held_out.tobytes()).hexdigest()[
+            :16
+        ]
+
 
 def load_corpus(held_out_fraction: float = 0.1) -> Corpus:
     """Reads the text and holds out its end.
@@ -32,7 +40,20 @@ def load_corpus(held_out_fraction: float = 0.1) -> Corpus:
     """
     paragraphs = "\n\n".join(topics.values()).split("\n\n")
     text = "\n\n".join(dict.fromkeys(paragraphs))
-    data = np.frombuffer(text.encode(), np.uint8)
+    return split_text(text.encode(), held_out_fraction)
+
+
+def split_text(text: bytes, held_out_fraction: float) -> Corpus:
+    """Holds out the end of a text.
+
+    Args:
+      text: To learn from.
+      held_out_fraction: Part of it to hold out.
+
+    Returns:
+      The corpus.
+    """
+    data = np.frombuffer(text, np.uint8)
     split = round(len(data) * (1 - held_out_fraction))
     return Corpus(data[:split], data[split:])
 

@@ -1,4 +1,4 @@
-"""Meshes with the axes `data` and `model`: their sizes, what the sizes must fit, and batches placed on them."""
+"""Meshes with the axes `data`, `model` and, for ring attention, `seq`: what their sizes must fit, and batches."""
 
 import dataclasses
 import math
@@ -10,7 +10,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from examples.language_model.model import ModelConfig
 
-DATA, MODEL = "data", "model"
+DATA, MODEL, SEQUENCE = "data", "model", "seq"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,13 +20,19 @@ class MeshSizes:
     Attributes:
       data: Splits the batch, and what is stored of parameters and optimiser state.
       model: Splits heads, hidden features and vocabulary.
+      sequence: Splits each window of text; a mesh has this axis only where it is larger than 1.
     """
 
     data: int
     model: int
+    sequence: int = 1
 
     def __str__(self) -> str:
-        return f"{DATA}={self.data},{MODEL}={self.model}"
+        return ",".join(f"{axis}={size}" for axis, size in self._axes().items())
+
+    def _axes(self) -> dict[str, int]:
+        axes = {DATA: self.data, MODEL: self.model}
+        return axes | {SEQUENCE: self.sequence} if self.sequence > 1 else axes
 
     @classmethod
     def parse(cls, text: str) -> "MeshSizes":
@@ -44,10 +50,10 @@ class MeshSizes:
         sizes: dict[str, int] = {}
         for part in text.split(","):
             axis, _, size = part.partition("=")
-            if axis not in (DATA, MODEL) or axis in sizes or not size.isdecimal() or int(size) == 0:
+            if axis not in (DATA, MODEL, SEQUENCE) or axis in sizes or not size.isdecimal() or int(size) == 0:
                 raise ValueError(f"mesh: expected sizes such as {DATA}=2,{MODEL}=4, got {text!r}")
             sizes[axis] = int(size)
-        return cls(sizes.get(DATA, 1), sizes.get(MODEL, 1))
+        return cls(sizes.get(DATA, 1), sizes.get(MODEL, 1), sizes.get(SEQUENCE, 1))
 
     @classmethod
     def default(cls, devices: int, kv_heads: int) -> "MeshSizes":
@@ -66,7 +72,7 @@ class MeshSizes:
         Raises:
           ValueError: If not; the message names the axis and what to change.
         """
-        if (used := self.data * self.model) != devices:
+        if (used := math.prod(self._axes().values())) != devices:
             raise ValueError(
                 f"mesh: {self} takes {used} devices, but there are {devices}; choose sizes whose product is {devices}"
             )
@@ -98,12 +104,13 @@ class MeshSizes:
         """Makes the mesh of all devices.
 
         Args:
-          kind: Of both axes.
+          kind: Of all axes.
 
         Returns:
           The mesh.
         """
-        return jax.make_mesh((self.data, self.model), (DATA, MODEL), axis_types=(kind, kind))
+        axes = self._axes()
+        return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=(kind,) * len(axes))
 
 
 def place_batch(mesh: Mesh, read: Callable[[slice], np.ndarray], shape: tuple[int, int]) -> jax.Array:

@@ -1,18 +1,21 @@
-"""What a comparison of arms leaves behind: a table, curves and samples of text."""
+"""What a comparison of arms leaves behind: results of each arm, a table, curves and samples of text."""
 
+import csv
 import dataclasses
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from examples._tables import markdown_table
+from examples.language_model.sizes import BASELINE
 from examples.language_model.training import History
-
-BASELINE = "bf16"
+from jax_fp4attn import recipes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +24,9 @@ class ArmResult:
 
     Attributes:
       name: Of the recipe.
+      attention: What computed attention.
+      settings: What the results of all arms have in common: the model, its training and the text.
+      device: Kind of the device.
       history: Of the training.
       held_out_loss: Nats a byte, on all of the held-out text.
       tokens_per_second: In training.
@@ -28,6 +34,9 @@ class ArmResult:
     """
 
     name: str
+    attention: str
+    settings: dict[str, Any]
+    device: str
     history: History
     held_out_loss: float
     tokens_per_second: float
@@ -39,6 +48,38 @@ class ArmResult:
         losses = self.history.training_loss
         return float(np.mean(losses[-max(1, len(losses) // 10) :]))
 
+    def write(self, directory: Path) -> None:
+        """Writes the result to a directory, where :func:`read_results` finds it."""
+        directory.mkdir(parents=True, exist_ok=True)
+        unfinished = directory / f"{self.name}.unfinished"
+        unfinished.write_text(json.dumps(dataclasses.asdict(self)))
+        unfinished.replace(directory / f"{self.name}.json")  # Another process may be reading.
+
+
+def read_results(directory: Path) -> list[ArmResult]:
+    """Reads the results of all arms, whichever processes wrote them; the baseline comes first.
+
+    Args:
+      directory: Where :meth:`ArmResult.write` wrote.
+
+    Returns:
+      The results.
+
+    Raises:
+      ValueError: If there are none, or their settings differ.
+    """
+    read = [json.loads(path.read_text()) for path in sorted(directory.glob("*.json"))]
+    results = [ArmResult(**x | {"history": History(**x["history"])}) for x in read]
+    if not results:
+        raise ValueError(f"{directory} holds no results")
+    for result in results:
+        if differing := [name for name, x in result.settings.items() if results[0].settings.get(name) != x]:
+            raise ValueError(
+                f"{directory}: {results[0].name} and {result.name} differ in {', '.join(differing)}; train both alike"
+            )
+    order = [BASELINE, *recipes.named()]
+    return sorted(results, key=lambda result: order.index(result.name))
+
 
 def table(results: Sequence[ArmResult]) -> str:
     """Makes the table of losses.
@@ -49,20 +90,41 @@ def table(results: Sequence[ArmResult]) -> str:
     Returns:
       Markdown.
     """
-    baseline = next((result.held_out_loss for result in results if result.name == BASELINE), math.nan)
-    header = ["recipe", "training loss", "held-out loss", "held-out bits/byte", f"held-out vs {BASELINE}", "tokens/s"]
+    baseline = next((result for result in results if result.name == BASELINE), None)
+    header = [
+        *("recipe", "attention", "steps", "training loss", "held-out loss", "held-out bits/byte"),
+        *(f"held-out vs {BASELINE}", "tokens/s", f"speed vs {BASELINE}"),
+    ]
     rows = [
         [
             result.name,
+            result.attention,
+            f"{result.history.step}",
             f"{result.training_loss:.4f}",
             f"{result.held_out_loss:.4f}",
             f"{result.held_out_loss / math.log(2):.4f}",
-            f"{result.held_out_loss / baseline - 1:+.2%}",
+            "" if baseline is None else f"{result.held_out_loss / baseline.held_out_loss - 1:+.2%}",
             f"{result.tokens_per_second:.0f}",
+            "" if baseline is None else f"{result.tokens_per_second / baseline.tokens_per_second:.2f}",
         ]
         for result in results
     ]
     return markdown_table(header, rows)
+
+
+def losses_at_equal_steps(results: Sequence[ArmResult]) -> str:
+    """Makes the table of held-out losses after equally many steps, on the windows of the evaluations.
+
+    Args:
+      results: Of all arms.
+
+    Returns:
+      Markdown.
+    """
+    by_arm = {result.name: dict(result.history.held_out_loss) for result in results}
+    steps = sorted(set.intersection(*(set(losses) for losses in by_arm.values())))
+    rows = [[str(step), *(f"{losses[step]:.4f}" for losses in by_arm.values())] for step in steps]
+    return markdown_table(["step", *by_arm], rows)
 
 
 def write_report(path: Path, results: Sequence[ArmResult], prompt: str) -> None:
@@ -73,16 +135,36 @@ def write_report(path: Path, results: Sequence[ArmResult], prompt: str) -> None:
       results: Of all arms.
       prompt: What the samples continue.
     """
+    settings = ", ".join(f"{name} {value}" for name, value in results[0].settings.items())
+    devices = ", ".join(sorted({result.device for result in results}))
     samples = [f"## {result.name}\n\n```text\n{result.sample}\n```" for result in results]
     parts = [
         "# Language models trained with different attention recipes",
-        "Losses in nats a byte.",
+        f"Losses in nats a byte. Measured on {devices}: {settings}.",
         table(results),
+        "# Held-out loss after equally many steps",
+        losses_at_equal_steps(results),
         "![Curves](curves.png)",
         f"# Samples\n\nAll continue\n\n```text\n{prompt}\n```",
         *samples,
     ]
     path.write_text("\n\n".join(parts) + "\n")
+
+
+def write_losses(path: Path, results: Sequence[ArmResult]) -> None:
+    """Writes training and held-out loss of every arm.
+
+    Args:
+      path: CSV file.
+      results: Of all arms.
+    """
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["recipe", "step", "training_loss", "held_out_loss"])
+        for result in results:
+            held_out = dict(result.history.held_out_loss)
+            for step, loss in enumerate(result.history.training_loss, start=1):
+                writer.writerow([result.name, step, f"{loss:.6g}", f"{held_out[step]:.6g}" if step in held_out else ""])
 
 
 def write_curves(path: Path, results: Sequence[ArmResult]) -> None:

@@ -1,5 +1,6 @@
 """Training of one model: settings, step, held-out loss and the loop, wherever the model is."""
 
+import collections
 import dataclasses
 import functools
 import math
@@ -14,6 +15,9 @@ import optax
 from flax import nnx
 
 from examples.language_model.data import Corpus, spread_windows, training_batch
+
+IN_FLIGHT = 2
+"""Steps that are begun while an earlier one runs."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,17 +141,21 @@ def make_optimizer(model: nnx.Module, config: TrainingConfig) -> nnx.Optimizer:
     return nnx.Optimizer(model, make_transformation(config), wrt=nnx.Param)
 
 
-def mean_loss(model: nnx.Module, windows: jax.Array) -> jax.Array:
-    """Cross-entropy in nats a byte of int [B, T + 1]: each byte is predicted from those before it."""
-    logits = model(windows[:, :-1])
-    return optax.softmax_cross_entropy_with_integer_labels(logits, windows[:, 1:]).mean()
+def mean_loss(model: nnx.Module, tokens: jax.Array, targets: jax.Array) -> jax.Array:
+    """Cross-entropy in nats a byte of int [B, T]: each target is predicted from the tokens up to its place."""
+    return optax.softmax_cross_entropy_with_integer_labels(model(tokens), targets).mean()
+
+
+def mean_loss_of_windows(model: nnx.Module, windows: jax.Array) -> jax.Array:
+    """The same for int [B, T + 1]: each byte is predicted from those before it."""
+    return mean_loss(model, windows[:, :-1], windows[:, 1:])
 
 
 def train_step(
     model: nnx.Module,
     optimizer: nnx.Optimizer,
     windows: jax.Array,
-    loss_function: Callable[[nnx.Module, jax.Array], jax.Array] = mean_loss,
+    loss_function: Callable[[nnx.Module, jax.Array], jax.Array] = mean_loss_of_windows,
 ) -> jax.Array:
     """Updates model and optimiser in place.
 
@@ -166,7 +174,7 @@ def train_step(
 
 
 _jitted_train_step = nnx.jit(train_step)
-_jitted_mean_loss = nnx.jit(mean_loss)
+_jitted_mean_loss = nnx.jit(mean_loss_of_windows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,8 +193,13 @@ class OneDeviceLearner:
         del shape
         return jnp.asarray(read(slice(None)))
 
+    @functools.cached_property
+    def _update(self) -> Callable[[jax.Array], jax.Array]:
+        # Without it every step goes through all modules and variables again, which may take longer than a GPU does.
+        return nnx.cached_partial(_jitted_train_step, self.model, self.optimizer)
+
     def update(self, windows: jax.Array) -> jax.Array:
-        return _jitted_train_step(self.model, self.optimizer, windows)
+        return self._update(windows)
 
     def loss(self, windows: jax.Array) -> jax.Array:
         return _jitted_mean_loss(self.model, windows)
@@ -214,6 +227,7 @@ def train(
     config: TrainingConfig,
     history: History,
     save: Callable[[], None] = lambda: None,
+    deadline: float = math.inf,
 ) -> Iterator[float]:
     """Trains from where ``history`` ends to the last step.
 
@@ -223,6 +237,7 @@ def train(
       config: Settings.
       history: Extended in place.
       save: Called after each evaluation, when learner and history belong together.
+      deadline: Time of :func:`time.perf_counter` from which no further step is begun.
 
     Yields:
       The loss of each step.
@@ -230,17 +245,30 @@ def train(
     length = config.sequence_length
     draw = functools.partial(training_batch, corpus.training, seed=config.seed, batch=config.batch, length=length)
     windows = spread_windows(corpus.held_out, count=config.evaluation_windows, length=length)
-    is_compiled = False
-    while history.step < config.steps:
-        start = time.perf_counter()
-        batch = learner.place(lambda rows: draw(step=history.step, rows=rows), (config.batch, length + 1))
-        loss = float(learner.update(batch))
-        if is_compiled:
-            history.seconds += time.perf_counter() - start
+    begun, last = history.step, config.steps
+    losses: collections.deque[jax.Array] = collections.deque()
+    clock: float | None = None  # None while a step may wait for the compiler.
+    while history.step < last:
+        # Steps are begun before the losses of those before them are read, so that the device never waits for the host.
+        while begun < last and len(losses) <= IN_FLIGHT and not (losses and config.is_evaluated(begun)):
+            batch = learner.place(functools.partial(_rows, draw, begun), (config.batch, length + 1))
+            losses.append(learner.update(batch))
+            begun += 1
+        loss = float(losses.popleft())
+        now = time.perf_counter()
+        if clock is not None:
+            history.seconds += now - clock
             history.timed_steps += 1
-        is_compiled = True
+        clock = now
         history.training_loss.append(loss)
-        if config.is_evaluated(history.step):
+        if now > deadline:
+            last = begun
+        if config.is_evaluated(history.step) or history.step == last:
             history.held_out_loss.append((history.step, held_out_loss(learner, windows, config.batch)))
             save()
+            clock = time.perf_counter()
         yield loss
+
+
+def _rows(draw: Callable[..., np.ndarray], step: int, rows: slice) -> np.ndarray:
+    return draw(step=step, rows=rows)

@@ -18,11 +18,16 @@ from examples import train_language_model
 from examples.language_model import data, training
 from examples.language_model.generation import generate
 from examples.language_model.model import LanguageModel, ModelConfig
+from examples.language_model.report import read_results
+from examples.language_model.sizes import SIZES, Size
 from examples.language_model.training import TrainingConfig
 from jax_fp4attn import recipes
 
 TINY = ModelConfig(width=32, hidden=48, layers=1, heads=2, kv_heads=1, head_size=32)
 SHORT = TrainingConfig(steps=6, batch=2, sequence_length=32, evaluations=3, evaluation_windows=4)
+
+
+TINY_SIZE = Size(model=TINY, training=SHORT, arms=SIZES["small"].arms)
 
 
 @pytest.fixture(scope="module")
@@ -42,19 +47,11 @@ def finished(corpus, tmp_path_factory):
 def run(tmp_path_factory):
     """What a run of all arms returns, prints and writes."""
     out = tmp_path_factory.mktemp("out")
-    results = []
-
-    def compare(*arguments, **others):
-        results.extend(compare_original(*arguments, **others))
-        return results
-
-    compare_original = train_language_model.compare
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
-        patch.setattr(train_language_model, "ModelConfig", lambda: TINY)
-        patch.setattr(train_language_model, "compare", compare)
+        patch.setitem(SIZES, "small", dataclasses.replace(SIZES["small"], model=TINY))
         arguments = {"--steps": 20, "--batch": 4, "--sequence-length": 32, "--out": out}
         train_language_model.main([str(x) for item in arguments.items() for x in item])
-    return types.SimpleNamespace(out=out, results=results, printed=printed.getvalue())
+    return types.SimpleNamespace(out=out, results=read_results(out / "arms"), printed=printed.getvalue())
 
 
 def tiny_model(recipe=recipes.bf16, seed=0):
@@ -107,7 +104,7 @@ class TestData:
 
 class TestModel:
     def test_all_arms_start_from_the_same_parameters(self):
-        arms = [parameters(tiny_model(recipes.named()[arm])) for arm in train_language_model.ARMS]
+        arms = [parameters(tiny_model(recipes.named()[arm])) for arm in SIZES["small"].arms]
         jax.tree.map(np.testing.assert_array_equal, arms[0], arms[1])
         jax.tree.map(np.testing.assert_array_equal, arms[0], arms[2])
 
@@ -137,7 +134,8 @@ class TestGenerate:
 
 
 def train_arm(corpus, out, config=SHORT, **arguments):
-    learner, history = train_language_model.train_arm("bf16", corpus, TINY, config, out, **arguments)
+    size = dataclasses.replace(TINY_SIZE, training=config)
+    learner, history = train_language_model.train_arm("bf16", corpus, size, out, **arguments)
     return learner.model, history
 
 
@@ -179,7 +177,7 @@ class TestTrainArm:
 
 class TestMain:
     def test_the_loss_of_every_arm_falls(self, run):
-        assert [result.name for result in run.results] == list(train_language_model.ARMS)
+        assert [result.name for result in run.results] == list(SIZES["small"].arms)
         for result in run.results:
             assert result.training_loss < 0.8 * result.history.training_loss[0]
             assert result.held_out_loss < 0.8 * result.history.training_loss[0]

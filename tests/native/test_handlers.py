@@ -364,7 +364,8 @@ def check_forward(driver, expected, shape, visibility=Visibility(), is_causal=Fa
     codes, pages = address(operands.key.codes), address(operands.key.scales)
     sizes = {"num_keys": S, "num_heads": K}
     parameters = {"codes": codes, "pages": pages, "order": address(order), "values": key_values}
-    launches = [Launch(f"expand_key_h{H}", key_grid, parameters | sizes)]
+    by_block = "_by_block" if recipe.p_format == "mxfp4" else ""
+    launches = [Launch(f"expand_key_h{H}{by_block}", key_grid, parameters | sizes)]
     workspace = [key_values]
     value, value_exponents = operands.value, 0
     if recipe.v_format == "mxfp4":

@@ -1,7 +1,7 @@
 """Direct-P on Hopper: E2M1 codes with power-of-two scales, as the E5M2 operand of the second product.
 
-A thread has eight scores of each block of 32 keys, in each of two rows. Per block it finds the exponent of the scale
-from the largest score, maps the scores, and rounds. The map's result is scaled by 2**-14: there the steps of E2M1 are
+A thread has the scores of one block of 32 keys, in each of two rows. It finds the exponent of the scale from the
+largest score, maps the scores, and rounds. The map's result is scaled by 2**-14: there the steps of E2M1 are
 multiples of 2**9 of float16's bits, subnormal code included, so that the code is the rounded upper part of the bits,
 and the bits without the rest are the code's value. One multiplication by a power of two in float16 brings it to the
 block's scale, and the upper byte of that is E5M2.
@@ -15,12 +15,14 @@ factor of its own.
 """
 
 import dataclasses
+import functools
+import operator
 
 import cutlass
 import cutlass.cute as cute
 from cutlass.cute.arch import lane_idx
 from kernels import code_maps
-from kernels.hopper.key_order import accumulators_of_group
+from kernels.hopper.key_order import BY_BLOCK, KEYS
 from kernels.instructions import (
     exp2,
     fused,
@@ -38,9 +40,8 @@ from kernels.words import Float32, Uint32, as_bits, bytes_of, larger, multiply_a
 
 Int32, Boolean = cutlass.Int32, cutlass.Boolean
 
-QUARTERS = 4
+KEY_ORDER = BY_BLOCK
 P_KIND = "e5m2"
-_GROUPS = 2  # of 16 keys in a quarter
 _LOG2_SIX = 2.584962500721156
 _LN_2 = 0.6931471805599453
 _MAX_EXPONENT, _MIN_STORED_EXPONENT = 127.0, -126.0
@@ -81,7 +82,7 @@ class Rows:
     """What is known of the two rows of a thread after some tiles.
 
     Attributes:
-      total: Sum of the scaled codes of this thread's keys, times 2**-14, relative to the level.
+      total: Sum of the scaled codes of this thread's blocks, times 2**-14, relative to the level.
       level: Exponent that the total and the accumulators are relative to: that of the first tile's largest scale, or
         of a later one if that was too small.
       reference: Row reference, in raw score units.
@@ -123,11 +124,13 @@ def step(
       added, and the rows.
     """
     reference, level, total = rows.reference, rows.level, rows.total
+    blocks = [KEY_ORDER.of_row(scores, row) for row in (0, 1)]
+    highest = [_highest(block) for block in blocks]
     if cutlass.const_expr(constants.anchor_keys > 0):
         if key_tile == 0:
-            reference = _anchor_of(scores, constants)
-    exponents = [_exponents(scores, row, reference[row], constants) for row in (0, 1)]
-    top = [_highest(blocks) for blocks in exponents]
+            reference = [_anchor_of(value, constants) for value in highest]
+    exponents = [_exponent(*pair, constants) for pair in zip(highest, reference, strict=True)]
+    top = [_over_four(exponent) for exponent in exponents]
     level = [when(is_first, new, old) for new, old in zip(top, level, strict=True)]
     grown = [new - old > Float32(_RESCALE_AT) for new, old in zip(top, level, strict=True)]
     if cute.arch.vote_any_sync(grown[0] | grown[1]):
@@ -136,25 +139,22 @@ def step(
         accumulators = [value * shrink[i // 2 % 2] for i, value in enumerate(accumulators)]
         total = [value * factor for value, factor in zip(total, shrink, strict=True)]
         level = new_level
-    p, total = _probabilities(scores, exponents, top, total, level, reference, constants)
+    found = [_probabilities(*row, constants) for row in zip(blocks, exponents, top, reference, strict=True)]
+    total = [
+        fused(exp2(exponent - base), codes, old)
+        for exponent, base, (_, codes), old in zip(exponents, level, found, total, strict=True)
+    ]
+    words = [words for words, _ in found]
+    p = [words[row][i] for step in range(0, KEYS // 4, 2) for i in (step, step + 1) for row in (0, 1)]
     factors = [exp2(new - old + Float32(value_exponent)) for new, old in zip(top, level, strict=True)]
     return p, factors, accumulators, Rows(total, level, reference)
 
 
-def _anchor_of(scores: list[Float32], constants: Constants) -> list[Float32]:
-    """The maximum over the leading keys plus the margin; zero for a row that sees none of them."""
-    references = []
-    for row in (0, 1):
-        leading = [score for quarter in range(constants.anchor_keys // 32) for score in _quarter(scores, quarter, row)]
-        highest = _over_four(_highest(leading))
-        references.append(when(highest == Float32(float("-inf")), Float32(0.0), highest + constants.margin))
-    return references
-
-
-def _quarter(scores: list[Float32], quarter: int, row: int) -> list[Float32]:
-    """Scores of a block in the order of its keys."""
-    groups = range(quarter * _GROUPS, (quarter + 1) * _GROUPS)
-    return [scores[i] for group in groups for i in accumulators_of_group(group, row)]
+def _anchor_of(highest: Float32, constants: Constants) -> Float32:
+    """The maximum over the leading blocks plus the margin; zero for a row that sees none of their keys."""
+    leads = lane_idx() % 4 < constants.anchor_keys // KEYS
+    anchor = _over_four(when(leads, highest, Float32(float("-inf"))))
+    return when(anchor == Float32(float("-inf")), Float32(0.0), anchor + constants.margin)
 
 
 def _highest(values: list[Float32]) -> Float32:
@@ -170,17 +170,13 @@ def _over_four(value: Float32) -> Float32:
     return value
 
 
-def _exponents(scores: list[Float32], row: int, reference: Float32, constants: Constants) -> list[Float32]:
-    """Exponent of each block of a row, rounded in the order in which the reference rounds."""
-    exponents = []
-    for quarter in range(QUARTERS):
-        highest = _over_four(_highest(_quarter(scores, quarter, row)))
-        if constants.anchor_keys:
-            highest = highest - reference
-        log_max = fused(highest, constants.log2_scale, constants.block_offset)
-        clamped = larger_or_nan(smaller_or_nan(log_max, Float32(_MAX_EXPONENT)), _lowest(constants))
-        exponents.append(sum_rounded_down(clamped, Float32(_ROUNDER)))
-    return exponents
+def _exponent(highest: Float32, reference: Float32, constants: Constants) -> Float32:
+    """Exponent of a block from its largest score, rounded in the order in which the reference rounds."""
+    if constants.anchor_keys:
+        highest = highest - reference
+    log_max = fused(highest, constants.log2_scale, constants.block_offset)
+    clamped = larger_or_nan(smaller_or_nan(log_max, Float32(_MAX_EXPONENT)), _lowest(constants))
+    return sum_rounded_down(clamped, Float32(_ROUNDER))
 
 
 def _lowest(constants: Constants) -> Float32:
@@ -189,32 +185,16 @@ def _lowest(constants: Constants) -> Float32:
 
 
 def _probabilities(
-    scores: list[Float32],
-    exponents: list[list[Float32]],
-    top: list[Float32],
-    totals: list[Float32],
-    level: list[Float32],
-    reference: list[Float32],
-    constants: Constants,
-) -> tuple[list[Uint32], list[Float32]]:
-    """The A operand of the second product, and the totals with the tile's codes."""
-    words: dict[tuple[int, int, int], Uint32] = {}
-    totals = list(totals)
-    for row in (0, 1):
-        below_top = _FACTOR_EXPONENT - Int32(as_bits(top[row]))
-        for quarter, exponent in enumerate(exponents[row]):
-            factor = cutlass.max(Int32(as_bits(exponent)) + below_top, 0)
-            factors = multiply_add(Uint32(factor), Uint32(1 << 26 | 1 << 10), Uint32(0))
-            bias = _bias(exponent, reference[row], constants)
-            block = _quarter(scores, quarter, row)
-            mapped = _mapped(block, bias, quarter, constants)
-            codes = [_codes(*mapped[i : i + 2]) for i in range(0, len(mapped), 2)]
-            for group in range(_GROUPS):
-                low, high = (product_of_halves(pair, factors) for pair in codes[2 * group : 2 * group + 2])
-                words[quarter, group, row] = bytes_of(low, high, 0x7531)
-            totals[row] = fused(exp2(exponent - level[row]), _total(codes), totals[row])
-    order = [(quarter, group, row) for quarter in range(QUARTERS) for group in range(_GROUPS) for row in (0, 1)]
-    return [words[place] for place in order], totals
+    block: list[Float32], exponent: Float32, top: Float32, reference: Float32, constants: Constants
+) -> tuple[list[Uint32], Float32]:
+    """Four probabilities a word, in the order of the keys, and the sum of the scaled codes."""
+    below_top = _FACTOR_EXPONENT - Int32(as_bits(top))
+    factor = cutlass.max(Int32(as_bits(exponent)) + below_top, 0)
+    factors = multiply_add(Uint32(factor), Uint32(1 << 26 | 1 << 10), Uint32(0))
+    mapped = _mapped(block, _bias(exponent, reference, constants), constants)
+    codes = [_codes(*mapped[i : i + 2]) for i in range(0, KEYS, 2)]
+    scaled = [product_of_halves(pair, factors) for pair in codes]
+    return [bytes_of(*scaled[i : i + 2], 0x7531) for i in range(0, len(scaled), 2)], _total(codes)
 
 
 def _bias(exponent: Float32, reference: Float32, constants: Constants) -> Float32:
@@ -225,22 +205,21 @@ def _bias(exponent: Float32, reference: Float32, constants: Constants) -> Float3
     return bias
 
 
-def _mapped(block: list[Float32], bias: Float32, quarter: int, constants: Constants) -> list[Float32]:
-    """Payloads of keys 4 lane .. 4 lane + 3 of each 16 of a block, times 2**-14."""
-    numbers = constants.map_constants
-    mapped = code_maps.payloads(constants.map.kind, numbers, block, bias, _CODE_EXPONENT)
+def _mapped(block: list[Float32], bias: Float32, constants: Constants) -> list[Float32]:
+    """Payloads of a block, times 2**-14."""
+    kind, numbers = constants.map.kind, constants.map_constants
     if not constants.map.mixed:
-        return mapped
-    exact_pairs, numbers = code_maps.exact_pairs(quarter), code_maps.exponential(numbers)
-    for pair in range(0, len(block), 2):
-        lanes = [lane for lane in range(4) if 8 * (pair // 4) + 2 * lane + pair // 2 % 2 in exact_pairs]
-        if lanes:
-            chosen = lane_idx() % 4 == lanes[0]
-            for lane in lanes[1:]:
-                chosen = chosen | (lane_idx() % 4 == lane)
-            exact = code_maps.payloads("exponential", numbers, block[pair : pair + 2], bias, _CODE_EXPONENT)
-            for i in (0, 1):
-                mapped[pair + i] = when(chosen, exact[i], mapped[pair + i])
+        return code_maps.payloads(kind, numbers, block, bias, _CODE_EXPONENT)
+    mapped = []
+    for start in range(0, KEYS, 2):
+        pair = block[start : start + 2]
+        quarters = [quarter for quarter in range(4) if start // 2 in code_maps.exact_pairs(quarter)]
+        usual = code_maps.payloads(kind, numbers, pair, bias, _CODE_EXPONENT)
+        if quarters:
+            exact = code_maps.payloads("exponential", code_maps.exponential(numbers), pair, bias, _CODE_EXPONENT)
+            chosen = functools.reduce(operator.or_, [lane_idx() % 4 == quarter for quarter in quarters])
+            usual = [when(chosen, *values) for values in zip(exact, usual, strict=True)]
+        mapped += usual
     return mapped
 
 

@@ -1,10 +1,10 @@
-"""Key from NVFP4 to float16, in the order in which the forward's first product wants its rows."""
+"""Key from NVFP4 to float16, in an order of rows that a first product wants."""
 
 import cutlass
 import cutlass.cute as cute
 from cutlass.cute.arch import block_idx, thread_idx
 from kernels import tile
-from kernels.hopper.key_order import key_of_row
+from kernels.hopper.key_order import key_of_row, key_of_row_by_block
 from kernels.hopper.nvfp4_values import values_of_block
 from kernels.words import Uint32, load_if, view
 
@@ -52,6 +52,7 @@ def expand_key(
     num_keys: Int32,
     num_heads: Int32,
     head_size: Constexpr,
+    by_block: Constexpr,
 ) -> None:
     """Expands a tile.
 
@@ -59,11 +60,14 @@ def expand_key(
       codes: uint8 [B, num_heads, 128 tiles, head_size / 2].
       pages: uint8 [B, num_heads, tiles, head_size / 64, 512].
       order: int32 [num_keys], the key in each slot, or null.
-      values: float16 [B, num_heads, 128 tiles, head_size]; row p of a tile is of slot ``key_of_row(p)``.
+      values: float16 [B, num_heads, 128 tiles, head_size]; row p of a tile is of slot ``key_of_row(p)``, or
+        ``key_of_row_by_block(p)``.
       num_keys: Keys.
       num_heads: Heads.
       head_size: 64 or 128.
+      by_block: In which order rows are.
     """
+    slot_of_row = key_of_row_by_block if by_block else key_of_row
     head_index, key_tile, batch = block_idx()
     thread, _, _ = thread_idx()
     tiles = (num_keys + tile.ROWS - 1) // tile.ROWS
@@ -75,5 +79,5 @@ def expand_key(
     for step in cutlass.range_constexpr(tile.ROWS * blocks // threads):
         index = step * threads + thread
         row, block = index // blocks, index % blocks
-        key = _key_of_slot(key_tile * tile.ROWS + key_of_row(row), num_keys, order)
+        key = _key_of_slot(key_tile * tile.ROWS + slot_of_row(row), num_keys, order)
         _expand_block(codes, pages, values, head, key, Int64(key_tile * tile.ROWS + row), block, tiles, head_size)

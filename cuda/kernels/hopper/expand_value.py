@@ -2,6 +2,9 @@
 
 E5M2 holds an E2M1 code times a power of two exactly over 28 octaves. The largest scale of a tile goes to the top of
 that range; blocks whose scale is more than 2**27 times smaller round.
+
+Keys come in the order by block of :mod:`kernels.hopper.key_order`: of each 16 places, those from 4 t on have keys of
+block t.
 """
 
 import cutlass
@@ -21,6 +24,7 @@ _BIAS = 127
 _NAN_BYTE = 255
 _KEYS = 32
 _BLOCKS = tile.ROWS // _KEYS
+_PARTS = _KEYS // 8
 
 
 @cute.jit
@@ -58,6 +62,20 @@ def _value(codes: Uint32, index: int, factor: Float32) -> Float32:
     return signed * factor
 
 
+def _bytes_of_part(codes: Pointer, scales: Uint32, largest: Int32) -> tuple[list[Uint32], list[Uint32]]:
+    """The first four and the last four of eight keys of each block, whose codes are four words apart."""
+    low, high = [], []
+    for block in range(_BLOCKS):
+        byte = Int32(scales >> (block * 8) & 0xFF)
+        power = exp2(Float32(byte - largest + TOP_EXPONENT))
+        factor = when(byte == _NAN_BYTE, Float32(float("nan")), power)
+        (word,) = load_if(cutlass.Boolean(True), codes + 4 * block, 1)
+        values = [_value(word, i, factor) for i in range(8)]
+        low.append(four_e5m2(*values[:4]))
+        high.append(four_e5m2(*values[4:]))
+    return low, high
+
+
 @cute.kernel
 def expand_value(
     codes: Pointer,
@@ -73,7 +91,7 @@ def expand_value(
     Args:
       codes: uint8 [B, num_heads, head_size, 64 tiles].
       pages: uint8 [B, num_heads, 1, tiles, 512].
-      values: E5M2 [B, num_heads, head_size, 128 tiles].
+      values: E5M2 [B, num_heads, head_size, 128 tiles]; place 16 w + 4 t + j of a tile has key 32 t + 4 w + j.
       exponents: int32 [B, num_heads, tiles]; two to their power times the values are the MXFP4 values.
       num_keys: Keys.
       num_heads: Heads.
@@ -93,19 +111,14 @@ def expand_value(
     largest = _largest_byte(word, scratch, threads)
     if thread == 0:
         (exponents + (head * tiles + key_tile)).store(largest - (_BIAS + TOP_EXPONENT))
-    for step in cutlass.range_constexpr(head_size * _BLOCKS // threads):
+    # A thread has eight keys of each block, which are 32 neighbouring places.
+    for step in cutlass.range_constexpr(head_size * _PARTS // threads):
         index = step * threads + thread
-        channel, block = index // _BLOCKS, index % _BLOCKS
+        channel, part = index // _PARTS, index % _PARTS
         scales = load_if(cutlass.Boolean(True), page + (channel % 32 * 4 + channel // 32), 1)[0]
-        byte = Int32(scales >> (block * 8) & 0xFF)
-        power = exp2(Float32(byte - largest + TOP_EXPONENT))
-        factor = when(byte == _NAN_BYTE, Float32(float("nan")), power)
         row = head * head_size + channel
-        words = load_if(cutlass.Boolean(True), codes + (row * (tiles * 16) + key_tile * 16 + block * 4), 4)
-        bytes_of_keys = [
-            four_e5m2(*(_value(word, start + i, factor) for i in range(4))) for word in words for start in (0, 4)
-        ]
-        target = values + (row * (tiles * 32) + key_tile * 32 + block * 8)
-        for start in cutlass.range_constexpr(0, 8, 4):
-            part = cutlass.Vector.from_elements(bytes_of_keys[start : start + 4], Uint32)
-            (target + start).store(part, alignment=16)
+        place = codes + (row * (tiles * 16) + key_tile * 16 + part)
+        low, high = _bytes_of_part(place, scales, largest)
+        target = values + (row * (tiles * 32) + key_tile * 32 + part * 8)
+        for start, words in ((0, low), (4, high)):
+            (target + start).store(cutlass.Vector.from_elements(words, Uint32), alignment=16)

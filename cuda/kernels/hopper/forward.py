@@ -7,7 +7,7 @@ from types import ModuleType
 
 import cutlass
 import cutlass.cute as cute
-from cutlass.cute.arch import block_idx, grid_dim, lane_idx, thread_idx, warp_idx
+from cutlass.cute.arch import block_idx, grid_dim, thread_idx, warp_idx
 from cutlass.experimental import cuda, primitives
 from kernels import code_maps, ring, shared, tile, work
 from kernels.hopper import direct_p, epilogue, online_softmax, query_tile, visibility, warpgroup
@@ -32,10 +32,27 @@ _QUERY_BARRIER = 1  # and the next one: the query rows of a consumer are there, 
 
 
 @cute.jit
-def _release(of: ring.Ring, place: ring.Place, lane: Int32) -> None:
+def _release(of: ring.Ring, place: ring.Place) -> None:
     """Tells the producer that this warp has read a stage."""
-    if lane == 0:
+    with cute.arch.elect_one():
         primitives.mbarrier_arrive(of.empty(place.stage))
+
+
+@cute.jit
+def _skip(keys: ring.Ring, values: ring.Ring, place: ring.Place) -> ring.Place:
+    """Leaves out a tile that no row of the warpgroup sees."""
+    for of in (keys, values):
+        ring.wait(of.full(place.stage), place.parity)
+        _release(of, place)
+    return ring.following(place, _STAGES)
+
+
+@cute.jit
+def _of_batch(segments: Pointer, batch: Int32, length: Int32) -> Pointer:
+    """Start of a batch entry's segments, or null."""
+    if segments.toint() != 0:
+        segments = view(segments, Int32) + Int64(batch) * length
+    return segments
 
 
 def _scores(query: Int32, keys: ring.Ring, place: ring.Place, head_size: int) -> list[Float32]:
@@ -169,7 +186,6 @@ def forward(
     key_ring, value_ring = ring.allocate((_STAGES, key_bytes), (_STAGES, value_bytes))
     thread, _, _ = thread_idx()
     warp = cute.arch.make_warp_uniform(warp_idx())
-    lane = lane_idx()
     if thread == 0:
         key_ring.initialize(4 * _CONSUMERS)
         value_ring.initialize(4 * _CONSUMERS)
@@ -234,7 +250,6 @@ def forward(
             kv_head = item.batch * kv_heads + item.head // (query_heads // kv_heads)
             head_index = Int64(item.batch) * query_heads + item.head
             first_row = item.first_row + consumer * warpgroup.ROWS
-            rows = [first_row + (warp % 4 * 16 + lane // 4 + 8 * i) for i in (0, 1)]
             primitives.barrier_cta_sync(barrier_id=_QUERY_BARRIER + consumer, thread_count=128)
             query_tile.load(
                 view(query_codes, Uint32),
@@ -246,41 +261,43 @@ def forward(
                 head_size,
             )
             primitives.barrier_cta_sync(barrier_id=_QUERY_BARRIER + consumer, thread_count=128)
-            segments = [
-                work.first_or(query_segments, item.batch * num_queries + cutlass.min(row, num_queries - 1), Int32(1))
-                for row in rows
-            ]
-            batch_segments = key_segments
-            if key_segments.toint() != 0:
-                batch_segments = view(key_segments, Int32) + Int64(item.batch) * num_keys
-            first_exponent = kv_head * key_tiles
-            seen = visibility.View(
-                keys, first_row, rows, window_left, window_right, segments, batch_segments, order, num_keys
+            seen = visibility.with_whole_tiles(
+                visibility.View(
+                    keys,
+                    first_row,
+                    window_left,
+                    window_right,
+                    _of_batch(query_segments, item.batch, num_queries),
+                    _of_batch(key_segments, item.batch, num_keys),
+                    order,
+                    num_queries,
+                    num_keys,
+                    [Int32(0), Int32(0)],
+                )
             )
+            first_tile, end_tile = visibility.tiles_seen(seen)
+            first_exponent = kv_head * key_tiles
             o = [Float32(0.0) for _ in range(head_size // 2)]
             state = _softmax(code_map).before_any_tile()
-            is_first = Boolean(True)
-            for j in cutlass.range(keys.num_tiles):
-                key_tile = keys.first_tile + j
-                if seen.is_hidden(key_tile):
-                    ring.wait(key_ring.full(place.stage), place.parity)
-                    _release(key_ring, place, lane)
-                    ring.wait(value_ring.full(place.stage), place.parity)
-                    _release(value_ring, place, lane)
-                else:
-                    s = warpgroup.wait(0, _scores(a, key_ring, place, head_size))
-                    _release(key_ring, place, lane)
-                    s = visibility.masked(s, seen, key_tile)
-                    p, factors, o, state = _probabilities(
-                        s, o, state, key_tile, is_first, value_exponents, first_exponent, constants
-                    )
-                    t = warpgroup.wait(0, _outputs(p, value_ring, place, head_size, _softmax(code_map).P_KIND))
-                    _release(value_ring, place, lane)
-                    o = _accumulated(o, t, factors, code_map)
-                    is_first = Boolean(False)
+            for _ in cutlass.range(first_tile - keys.first_tile):
+                place = _skip(key_ring, value_ring, place)
+            for key_tile in cutlass.range(first_tile, end_tile):
+                s = warpgroup.wait(0, _scores(a, key_ring, place, head_size))
+                _release(key_ring, place)
+                s = visibility.masked(s, seen, key_tile, _softmax(code_map).KEY_ORDER)
+                is_first = key_tile == first_tile
+                p, factors, o, state = _probabilities(
+                    s, o, state, key_tile, is_first, value_exponents, first_exponent, constants
+                )
+                t = warpgroup.wait(0, _outputs(p, value_ring, place, head_size, _softmax(code_map).P_KIND))
+                _release(value_ring, place)
+                o = _accumulated(o, t, factors, code_map)
                 place = ring.following(place, _STAGES)
+            for _ in cutlass.range(keys.first_tile + keys.num_tiles - end_tile):
+                place = _skip(key_ring, value_ring, place)
+            rows = seen.rows()
             totals = [epilogue.sum_over_four(total) for total in state.total]
-            sees = [(row < row_limit) & (segment > 0) for row, segment in zip(rows, segments, strict=True)]
+            sees = [(row < row_limit) & (segment > 0) for row, segment in zip(rows, seen.segments(rows), strict=True)]
             factors, logs = _softmax(code_map).normalize(state, totals, sees, constants)
             epilogue.store_output(
                 view(output, Uint32), o, factors, rows, num_queries, query_heads, item.head, item.batch, head_size

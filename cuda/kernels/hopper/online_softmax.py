@@ -4,14 +4,15 @@ import dataclasses
 
 import cutlass
 import cutlass.cute as cute
-from kernels.hopper.key_order import accumulators_of_group
+from kernels.hopper.key_order import INTERLEAVED, KEYS
 from kernels.instructions import exp2, four_e4m3, fused, larger_or_nan, log2
 from kernels.words import Float32, Uint32, reciprocal, when
 
 Int32, Boolean = cutlass.Int32, cutlass.Boolean
 
 P_KIND = "e4m3"
-_GROUPS = 8  # of 16 keys in a tile
+KEY_ORDER = INTERLEAVED  # values stay in their own order, as they are published
+_GROUPS = KEYS // 4  # of keys in a word of probabilities
 _LN_2 = 0.6931471805599453
 _MINUS_INFINITY = float("-inf")
 
@@ -63,7 +64,7 @@ def step(scores: list[Float32], rows: Rows, constants: Constants) -> tuple[list[
     words: dict[tuple[int, int], Uint32] = {}
     corrections, totals, maxima = [], [], []
     for row in (0, 1):
-        raw = _row(scores, row)
+        raw = KEY_ORDER.of_row(scores, row)
         highest, addend, correction = _update(raw, rows.highest[row], constants)
         sums = []
         for group in range(_GROUPS):
@@ -78,10 +79,6 @@ def step(scores: list[Float32], rows: Rows, constants: Constants) -> tuple[list[
         corrections.append(correction)
     order = [(2 * quarter + group, row) for quarter in range(_GROUPS // 2) for group in (0, 1) for row in (0, 1)]
     return [words[place] for place in order], corrections, Rows(totals, maxima)
-
-
-def _row(scores: list[Float32], row: int) -> list[Float32]:
-    return [scores[i] for group in range(_GROUPS) for i in accumulators_of_group(group, row)]
 
 
 def _update(scores: list[Float32], old: Float32, constants: Constants) -> tuple[Float32, Float32, Float32]:

@@ -4,11 +4,10 @@ import dataclasses
 
 import cutlass
 import cutlass.cute as cute
-from cutlass.cute.arch import lane_idx
 from kernels import tile
 from kernels.hopper import warpgroup
-from kernels.hopper.key_order import accumulators_of_group, key_of_accumulator
-from kernels.words import Float32, when
+from kernels.hopper.key_order import KEYS, KeyOrder
+from kernels.words import Float32, Uint32, when
 from kernels.work import Range, first_or
 
 Int32, Boolean, Pointer = cutlass.Int32, cutlass.Boolean, cutlass.Pointer
@@ -20,39 +19,47 @@ _UNSEEN = float("-inf")
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """What the two rows of a thread see.
+    """What the rows of a warpgroup see. What belongs to single rows is found where a mask needs it.
 
     Attributes:
       keys: The item's range of keys.
       first_row: The first row of the warpgroup.
-      rows: The rows.
       window_left: A row sees keys at most so far behind it.
       window_right: And so far ahead of it.
-      segments: Segment of each row.
-      key_segments: Start of the segments of this batch entry's keys, or null.
+      query_segments: Start of the segments of this batch entry's queries, or null.
+      key_segments: Of its keys, likewise.
       order: int32 [num_keys], the key in each slot, or null.
+      num_queries: Queries.
       num_keys: Keys, and slots.
+      whole: The tiles that all rows see whole: from the first number to before the second.
     """
 
     keys: Range
     first_row: Int32
-    rows: list[Int32]
     window_left: Int32
     window_right: Int32
-    segments: list[Int32]
+    query_segments: Pointer
     key_segments: Pointer
     order: Pointer
+    num_queries: Int32
     num_keys: Int32
+    whole: list[Int32]
 
-    @property
-    def first(self) -> list[Int32]:
+    def rows(self) -> list[Int32]:
+        """The two rows of this thread."""
+        return warpgroup.rows_of_thread(self.first_row, warpgroup.thread_anew())
+
+    def segments(self, rows: list[Int32]) -> list[Int32]:
+        """The segment of each row; 1 without segments."""
+        return [first_or(self.query_segments, cutlass.min(row, self.num_queries - 1), Int32(1)) for row in rows]
+
+    def first(self, rows: list[Int32]) -> list[Int32]:
         """The first key that each row sees."""
-        return [row - self.window_left - self.keys.offset for row in self.rows]
+        return [row - self.window_left - self.keys.offset for row in rows]
 
-    @property
-    def last(self) -> list[Int32]:
+    def last(self, rows: list[Int32]) -> list[Int32]:
         """The last key that each row sees."""
-        return [cutlass.min(row + self.window_right - self.keys.offset, self.keys.key_limit - 1) for row in self.rows]
+        return [cutlass.min(row + self.window_right - self.keys.offset, self.keys.key_limit - 1) for row in rows]
 
     def is_general(self) -> Boolean:
         """Whether what a row sees is not just an interval of slots."""
@@ -60,48 +67,61 @@ class View:
         limited = (self.keys.key_limit < self.num_keys) | ~unlimited
         return (self.key_segments.toint() != 0) | ((self.order.toint() != 0) & limited)
 
-    def is_partial(self, key_tile: Int32) -> Boolean:
-        """Whether some row of the warpgroup does not see some key of a tile, by its interval."""
-        first, last = key_tile * tile.ROWS, key_tile * tile.ROWS + (tile.ROWS - 1)
-        beyond = last >= self.keys.key_limit
-        ahead = last + self.keys.offset > self.first_row + self.window_right
-        behind = first + self.keys.offset < self.first_row + (warpgroup.ROWS - 1) - self.window_left
-        return beyond | ahead | behind
+    def is_whole(self, key_tile: Int32) -> Boolean:
+        """Whether all rows see all keys of a tile."""
+        first, end = self.whole
+        return (key_tile >= first) & (key_tile < end)
 
-    def is_hidden(self, key_tile: Int32) -> Boolean:
-        """Whether no row of the warpgroup sees any key of a tile, by their intervals."""
-        first, last = key_tile * tile.ROWS, key_tile * tile.ROWS + (tile.ROWS - 1)
-        ahead = first + self.keys.offset > self.first_row + (warpgroup.ROWS - 1) + self.window_right
-        behind = last + self.keys.offset < self.first_row - self.window_left
-        return (ahead | behind) & (self.order.toint() == 0)
-
-    def mask_interval(self, scores: list[Float32], key_tile: Int32) -> list[Float32]:
-        """Masks by the interval of each row."""
-        start = key_tile * tile.ROWS + lane_idx() % 4 * 4
-        first = [row - start for row in self.first]
-        last = [row - start for row in self.last]
-        return [
-            when((key >= first[row]) & (key <= last[row]), score, Float32(_UNSEEN))
-            for score, key, row in ((s, key_of_accumulator(i), i // 2 % 2) for i, s in enumerate(scores))
-        ]
-
-    def mask_general(self, scores: list[Float32], key_tile: Int32) -> list[Float32]:
-        """Masks by interval, order and segments."""
+    def mask_interval(self, scores: list[Float32], key_tile: Int32, has: KeyOrder) -> list[Float32]:
+        """Masks by the interval of each row; ``has`` says which keys a thread has."""
+        start = self.first_slot(key_tile, has)
+        rows = self.rows()
+        first = [key - start for key in self.first(rows)]
+        last = [key - start for key in self.last(rows)]
         masked = list(scores)
-        start = key_tile * tile.ROWS + lane_idx() % 4 * 4
-        first, last = self.first, self.last
-        for group in range(tile.ROWS // 16):
-            for i in range(4):
-                slot = start + (group * 16 + i)
-                inside = slot < self.num_keys
-                key = first_or_slot(self.order, slot, inside)
-                segment = first_or(self.key_segments, cutlass.min(key, self.num_keys - 1), Int32(0))
-                for row in (0, 1):
-                    index = accumulators_of_group(group, row)[i]
-                    seen = inside & (key >= first[row]) & (key <= last[row])
-                    same = (self.key_segments.toint() == 0) | (segment == self.segments[row])
-                    masked[index] = when(seen & same, masked[index], Float32(_UNSEEN))
+        for row in (0, 1):
+            for key, i in zip(has.keys, has.accumulators[row], strict=True):
+                masked[i] = when((key >= first[row]) & (key <= last[row]), scores[i], Float32(_UNSEEN))
         return masked
+
+    def mask_general(self, scores: list[Float32], key_tile: Int32, has: KeyOrder) -> list[Float32]:
+        """Masks by interval, order and segments."""
+        bits = _seen_keys(self, key_tile, has)
+        masked = list(scores)
+        for row in (0, 1):
+            for place, i in enumerate(has.accumulators[row]):
+                masked[i] = when((bits[row] >> place) & 1 != 0, scores[i], Float32(_UNSEEN))
+        return masked
+
+    def first_slot(self, key_tile: Int32, has: KeyOrder) -> Int32:
+        """The first slot of this thread in a tile."""
+        return key_tile * tile.ROWS + warpgroup.thread_anew() % 4 * has.distance
+
+
+@cute.jit
+def _seen_keys(seen: View, key_tile: Int32, has: cutlass.Constexpr) -> list[Uint32]:
+    """For each row a bit for each key of the thread, in a loop since all of them at once would take many registers."""
+    rows = seen.rows()
+    first, last, segments = seen.first(rows), seen.last(rows), seen.segments(rows)
+    start = seen.first_slot(key_tile, has)
+    distance = has.keys[4] - has.keys[0]
+    bits = [Uint32(0), Uint32(0)]
+    for group in cutlass.range(KEYS // 4):
+        for i in cutlass.range_constexpr(4):
+            slot = start + (group * distance + i)
+            inside = slot < seen.num_keys
+            key = first_or_slot(seen.order, slot, inside)
+            segment = first_or(seen.key_segments, cutlass.min(key, seen.num_keys - 1), Int32(0))
+            sees = [
+                inside
+                & (key >= first[row])
+                & (key <= last[row])
+                & ((seen.key_segments.toint() == 0) | (segment == segments[row]))
+                for row in (0, 1)
+            ]
+            bit = Uint32(1) << Uint32(4 * group + i)
+            bits = [word | when(sees[row], bit, Uint32(0)) for row, word in enumerate(bits)]
+    return bits
 
 
 def first_or_slot(order: Pointer, slot: Int32, inside: Boolean) -> Int32:
@@ -110,10 +130,34 @@ def first_or_slot(order: Pointer, slot: Int32, inside: Boolean) -> Int32:
 
 
 @cute.jit
-def masked(scores: list[Float32], seen: View, key_tile: Int32) -> list[Float32]:
-    """Scores of a tile as the rows see them."""
-    if seen.is_general():
-        scores = seen.mask_general(scores, key_tile)
-    elif seen.is_partial(key_tile):
-        scores = seen.mask_interval(scores, key_tile)
+def masked(scores: list[Float32], seen: View, key_tile: Int32, has: cutlass.Constexpr) -> list[Float32]:
+    """Scores of a tile as the rows see them; ``has``, a :class:`KeyOrder`, says which keys a thread has."""
+    if not seen.is_whole(key_tile):
+        if seen.is_general():
+            scores = seen.mask_general(scores, key_tile, has)
+        else:
+            scores = seen.mask_interval(scores, key_tile, has)
     return scores
+
+
+def tiles_seen(seen: View) -> list[Int32]:
+    """The tiles of which some row sees some key, by its interval: from the first number to before the second."""
+    before, behind = seen.first_row - seen.window_left, seen.first_row + (warpgroup.ROWS - 1) + seen.window_right
+    first_tile, end_tile = seen.keys.first_tile, seen.keys.first_tile + seen.keys.num_tiles
+    in_order = seen.order.toint() == 0
+    first = when(in_order, _tile_of(before - seen.keys.offset), first_tile)
+    end = when(in_order, _tile_of(behind - seen.keys.offset) + 1, end_tile)
+    first = cutlass.min(cutlass.max(first, first_tile), end_tile)
+    return [first, cutlass.max(cutlass.min(end, end_tile), first)]
+
+
+def with_whole_tiles(seen: View) -> View:
+    """The view with its ``whole`` tiles, which are none where a row sees more than an interval of slots."""
+    first = _tile_of(seen.first_row + (warpgroup.ROWS - 1) - seen.window_left - seen.keys.offset + (tile.ROWS - 1))
+    end = _tile_of(cutlass.min(seen.first_row + seen.window_right - seen.keys.offset + 1, seen.keys.key_limit))
+    return dataclasses.replace(seen, whole=[first, when(seen.is_general(), first, end)])
+
+
+def _tile_of(key: Int32) -> Int32:
+    """The tile of a key, which may be negative."""
+    return key >> (tile.ROWS.bit_length() - 1)

@@ -10,10 +10,23 @@ from cutlass._mlir.dialects import llvm
 Float32, Int32, Uint32 = cutlass.Float32, cutlass.Int32, cutlass.Uint32
 
 ROWS = 64
+THREADS = 128
 SWIZZLE_BYTES = 128
 """A row of an operand in shared memory; its 16-byte chunks are permuted by the row modulo 8."""
 _UNIT = 16  # of a descriptor
 _UPPER_HALF = 1 << 30 | 8 * SWIZZLE_BYTES // _UNIT  # of a descriptor: 128-byte swizzle, distance of eight rows
+
+
+def thread_anew() -> Int32:
+    """Index of the thread in the block, read again: unlike one that is kept it takes no register in between."""
+    (thread,) = _asm("mov.u32 $0, %tid.x;", [Int32], [], [])
+    return thread
+
+
+def rows_of_thread(first_row: Int32, thread: Int32) -> list[Int32]:
+    """The rows of a thread's accumulators, where those of the warpgroup begin with ``first_row``."""
+    row = first_row + (thread % THREADS // 32 * 16 + thread % 32 // 4)
+    return [row, row + 8]
 
 
 def descriptor(address: Int32) -> Int32:

@@ -38,7 +38,7 @@ def launch(
 
 
 def expanded_key(problem: Problem) -> np.ndarray:
-    """Key as float16 [B, K, S', H], in the order of the kernel."""
+    """Key as float16 [B, K, S', H], in the order of the kernel, see :func:`rows_of_keys`."""
     B, K, slots, H = problem.operands.key.shape
     values = {
         "codes": np.asarray(problem.operands.key.codes),
@@ -48,12 +48,16 @@ def expanded_key(problem: Problem) -> np.ndarray:
         "num_keys": problem.num_keys,
         "num_heads": K,
     }
-    (arrays,) = launch(f"expand_key_h{H}", (K, slots // TILE, B), values)
+    order = "_by_block" if is_by_block(problem) else ""
+    (arrays,) = launch(f"expand_key_h{H}{order}", (K, slots // TILE, B), values)
     return arrays["values"].reshape(B, K, slots, H)
 
 
 def expanded_value(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
-    """MXFP4 value as E5M2 bytes [B, K, H, S'], and the exponent of each tile, [B, K, S' / 128]."""
+    """MXFP4 value as E5M2 bytes [B, K, H, S'], and the exponent of each tile, [B, K, S' / 128].
+
+    Key k is at place ``places_of_keys(S)[k]``.
+    """
     B, K, H, slots = problem.operands.value.shape
     values = {
         "codes": np.asarray(problem.operands.value.codes),
@@ -117,7 +121,24 @@ def attend(problem: Problem, seeds: Iterable[int] = (0,), blocks: int = 2) -> li
     ]
 
 
-def rows_of_keys(num_keys: int) -> np.ndarray:
-    """The row of the expanded key that holds each slot: of each 16, row 8 h + 2 t + e has slot 4 t + 2 e + h."""
+def is_by_block(problem: Problem) -> bool:
+    """Whether keys are in the order by block."""
+    return problem.recipe.p_format == "mxfp4"
+
+
+def rows_of_keys(num_keys: int, *, by_block: bool = False) -> np.ndarray:
+    """The row of the expanded key that holds each slot.
+
+    By block, row 8 i + 2 t + e of a tile has slot 32 t + 2 i + e; otherwise of each 16, row 8 h + 2 t + e has slot
+    4 t + 2 e + h.
+    """
     slot = np.arange(padded_keys(num_keys))
+    if by_block:
+        return slot // 128 * 128 + slot % 32 // 2 * 8 + slot % 128 // 32 * 2 + slot % 2
     return slot // 16 * 16 + slot % 2 * 8 + slot % 16 // 4 * 2 + slot % 4 // 2
+
+
+def places_of_keys(num_keys: int) -> np.ndarray:
+    """The place of each slot in the expanded value: of a tile, 16 w + 4 t + j has slot 32 t + 4 w + j."""
+    slot = np.arange(padded_keys(num_keys))
+    return slot // 128 * 128 + slot % 32 // 4 * 16 + slot % 128 // 32 * 4 + slot % 4
