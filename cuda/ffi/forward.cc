@@ -164,9 +164,12 @@ class ForwardCall {
 
 int32_t ForwardProblem::Section(int64_t head_bytes) const {
   if (window.right == kUnlimited) return 1;
-  const int64_t group = sizes.query_heads / std::max<int64_t>(sizes.kv_heads, 1);
-  return static_cast<int32_t>(std::clamp<int64_t>(kSectionBytes / std::max<int64_t>(head_bytes, 1) * group, group,
-                                                  sizes.batch * sizes.query_heads));
+  const int64_t group = std::max<int64_t>(sizes.query_heads / std::max<int64_t>(sizes.kv_heads, 1), 1);
+  const int64_t heads = std::max(sizes.batch * sizes.query_heads, group);
+  const int64_t most = std::clamp<int64_t>(kSectionBytes / std::max<int64_t>(head_bytes, 1) * group, group, heads);
+  const int64_t sections = (heads + most - 1) / most;
+  const int64_t groups = (heads / group + sections - 1) / sections;
+  return static_cast<int32_t>(groups * group);
 }
 
 void Forward(CUstream stream, ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary attributes) {

@@ -33,7 +33,8 @@ struct ForwardProblem {
   std::string Kernel(const char* name) const { return std::string(name) + "_h" + std::to_string(sizes.head_size); }
 
   // Query heads whose items run together. Where rows see different numbers of keys those of several heads are sorted,
-  // as many heads as have their keys and values, of so many bytes a head, in the L2 cache together.
+  // at most as many heads as have their keys and values, of so many bytes a head, in the L2 cache together, and as
+  // equally many as can be.
   int32_t Section(int64_t head_bytes) const;
 };
 

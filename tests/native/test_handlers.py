@@ -463,7 +463,13 @@ class TestForward:
     @pytest.mark.parametrize(
         ("N", "K", "S", "H", "section"),
         # A head of 8192 keys of 128 channels takes 3 MiB of the 32 MiB.
-        [(16, 16, 8192, 128, 10), (24, 12, 8192, 128, 20), (16, 4, 8192, 128, 16), (2, 2, 2**17, 128, 1)],
+        [
+            (16, 16, 8192, 128, 8),
+            (24, 12, 8192, 128, 12),
+            (26, 13, 8192, 128, 14),
+            (16, 4, 8192, 128, 16),
+            (2, 2, 2**17, 128, 1),
+        ],
     )
     def test_heads_that_the_cache_holds_together(self, driver, N, K, S, H, section):
         check_forward(driver, FORWARD["train"], Shape(1, 1, S, N, K, H), is_causal=True, section=section)
@@ -593,10 +599,10 @@ class TestForwardOnBlackwell:
         ("recipe", "shape", "section"),
         # A head of 8192 keys of 128 channels takes 1.5 MiB of the 32 MiB, or 1 MiB with MXFP4 values.
         [
-            (recipes.train, Shape(1, 1, 8192, 24, 24, 128), 21),
+            (recipes.train, Shape(1, 1, 8192, 24, 24, 128), 12),
             (recipes.train, Shape(1, 1, 8192, 48, 12, 128), 48),
             (recipes.train, Shape(1, 1, 2**17, 4, 2, 128), 2),
-            (recipes.square, Shape(1, 1, 8192, 40, 40, 128), 32),
+            (recipes.square, Shape(1, 1, 8192, 40, 40, 128), 20),
         ],
         ids=str,
     )
