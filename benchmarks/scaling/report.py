@@ -85,7 +85,7 @@ def markdown(results: Results, programs: Programs, in_processes: Results, checks
     ]
     if checks:
         rows = [[x.name, {True: "yes", False: "NO", None: "-"}[x.passed], x.found] for x in checks]
-        parts += ["## Native calls on two devices", markdown_table(["check", "holds", "found"], rows)]
+        parts += ["## Calls on two devices", markdown_table(["check", "holds", "found"], rows)]
     if timed := {name: x for name, x in measured.items() if x.is_timed}:
         parts += ["## Predicted, not measured", _assumptions(), _predictions(timed, programs)]
     if failed:
