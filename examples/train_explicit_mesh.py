@@ -21,7 +21,7 @@ from jax.sharding import AxisType, Mesh
 
 from examples.language_model import mesh_training
 from examples.language_model.explicit_model import mean_loss
-from examples.language_model.meshes import place_batch
+from examples.language_model.meshes import SEQUENCE, place_batch
 from examples.language_model.model import LanguageModel, ModelConfig
 from examples.language_model.sharding import create_sharded
 from examples.language_model.training import TrainingConfig, make_transformation
@@ -41,9 +41,17 @@ class ExplicitLearner:
 
     Attributes:
       state: Parameters and optimiser state.
+
+    Raises:
+      NotImplementedError: If the mesh has an axis `seq`.
     """
 
     def __init__(self, model_config: ModelConfig, config: TrainingConfig, recipe: Recipe, mesh: Mesh) -> None:
+        if SEQUENCE in mesh.axis_names:
+            raise NotImplementedError(
+                f"mesh: axis {SEQUENCE} is not written out here, where the types of all activations would have to name "
+                "it; train_sharded_language_model splits the sequence"
+            )
         transformation = make_transformation(config)
         loss = functools.partial(mean_loss, recipe=recipe)
 

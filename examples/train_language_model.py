@@ -22,20 +22,14 @@ import jax
 from flax import nnx
 
 from examples.language_model import sources
+from examples.language_model.arm_curves import write_curves, write_losses
 from examples.language_model.checkpointing import Checkpoints
 from examples.language_model.data import Corpus, load_corpus, split_text, spread_windows
 from examples.language_model.exact_attention import Exact
 from examples.language_model.generation import generate
 from examples.language_model.model import LanguageModel
 from examples.language_model.progress import run_with_progress, tokens_per_second
-from examples.language_model.report import (
-    ArmResult,
-    read_results,
-    table,
-    write_curves,
-    write_losses,
-    write_report,
-)
+from examples.language_model.report import ArmResult, read_results, table, write_report
 from examples.language_model.sizes import BASELINE, SIZES, Size
 from examples.language_model.training import (
     History,
@@ -132,8 +126,13 @@ def report(corpus: Corpus, out: Path) -> list[ArmResult]:
 
     Returns:
       A result for each arm.
+
+    Raises:
+      ValueError: If they were trained on another text.
     """
     results = read_results(out / "arms")
+    if (trained_on := results[0].settings["text"]) != corpus.digest:
+        raise ValueError(f"corpus: the arms in {out} learned from text {trained_on}, this one is {corpus.digest}")
     write_losses(out / "curves.csv", results)
     write_curves(out / "curves.png", results)
     write_report(out / "report.md", results, _prompt(corpus).tobytes().decode(errors="replace"))

@@ -28,7 +28,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from examples.language_model import mesh_training
 from examples.language_model.meshes import DATA, SEQUENCE, place_batch
-from examples.language_model.model import ModelConfig
+from examples.language_model.model import ModelConfig, cast_kernels
 from examples.language_model.sharding import computing_shardings, create_sharded, stored_shardings
 from examples.language_model.training import TrainingConfig, mean_loss, train_step
 from jax_fp4attn import Recipe, zigzag_order
@@ -61,9 +61,11 @@ class ShardedLearner:
         replicated = NamedSharding(mesh, PartitionSpec())
 
         def loss(model: nnx.Module, windows: jax.Array) -> jax.Array:
-            # Without this constraint the compiler may as well gather the batch, and leave the parameters split.
-            structure, parameters = nnx.split(model)
-            gathered = jax.lax.with_sharding_constraint(parameters, computing_shardings(stored[0]))
+            structure, parameters = nnx.split(cast_kernels(model))
+            # Without the first constraint the compiler may as well gather float32 parameters, without the second one
+            # the batch, and leave the parameters split.
+            split = jax.lax.with_sharding_constraint(parameters, stored[0])
+            gathered = jax.lax.with_sharding_constraint(split, computing_shardings(stored[0]))
             return mean_loss(nnx.merge(structure, gathered), *_split_windows(windows, mesh))
 
         def update(state: nnx.State, windows: jax.Array) -> tuple[nnx.State, jax.Array]:

@@ -85,6 +85,11 @@ STUDIES = {
         model=ModelConfig(width=2048, hidden=5632, layers=4, heads=16, kv_heads=4, head_size=128, dtype="bfloat16"),
         cases=_cases(batch=8, length=2048, long=16384, steps=20, longest=32768),
     ),
+    # What a CPU compiles and trains in minutes: programs and losses, no times.
+    "cpu": Study(
+        model=ModelConfig(layers=2, dtype="bfloat16"),
+        cases=_cases(batch=4, length=256, long=1024, steps=20),
+    ),
     "tiny": Study(
         model=ModelConfig(width=64, hidden=96, layers=1, heads=4, kv_heads=2, head_size=32, dtype="bfloat16"),
         cases=_cases(batch=2, length=128, long=512, steps=5),

@@ -4,7 +4,9 @@ from benchmarks.scaling.cases import STUDIES, Case
 from benchmarks.scaling.measure import Result
 from examples.language_model.model import ModelConfig
 
-PARAMETER_BYTES = 4
+PARAMETER_BYTES = 2
+"""Products take parameters, and give their gradients, in bfloat16."""
+
 ACTIVATION_BYTES = 2
 
 FORWARD_BYTES = 9 / 16 + 1

@@ -18,7 +18,7 @@ from jax.sharding import AxisType
 
 from benchmarks.quantizers.device_time import kernel_times
 from benchmarks.scaling.cases import Case
-from benchmarks.scaling.programs import write_program
+from benchmarks.scaling.programs import compile_program
 from examples.language_model.data import Corpus, training_batch
 from examples.language_model.model import ModelConfig
 from examples.language_model.sharding import computing_shardings, stored_shardings
@@ -73,6 +73,11 @@ class Result:
     communication_seconds: float | None = None
     reason: str = ""
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether its times mean something: virtual devices share the cores of one processor."""
+        return " x cpu," not in self.devices
+
 
 def measure(case: Case, model: ModelConfig, corpus: Corpus, programs: Path, *, recipe: str, profile: bool) -> Result:
     """Measures a case.
@@ -99,9 +104,8 @@ def measure(case: Case, model: ModelConfig, corpus: Corpus, programs: Path, *, r
 
     start = time.perf_counter()
     batch_of = functools.partial(_batch, learner, case, corpus)
-    compiled = learner.lower(batch_of(0)).compile()
+    compiled = compile_program(learner.lower(batch_of(0)), programs, case.name)
     compile_seconds = time.perf_counter() - start
-    write_program(programs, case.name, compiled.as_text() or "")
     losses, seconds, state = _train(compiled, learner.state, batch_of, case)
     rounded_losses = _train(compiled, rounded, batch_of, case)[0] if rounded is not None else []
     communication = _communication(compiled, state, batch_of(0)) if profile and mesh.size > 1 else None

@@ -18,6 +18,10 @@ from benchmarks.scaling.programs import Program, read_program
 from examples._tables import markdown_table
 
 PREDICTED_DEVICES = (8, 64)
+ASSUMED_BANDWIDTHS = (
+    f"Assumed: a device sends {predict.NVLINK / 1e9:.0f} GB/s over NVLink within hosts of {predict.GPUS_A_HOST} and "
+    f"{predict.INFINIBAND / 1e9:.0f} GB/s over InfiniBand beyond, of which collectives reach {predict.ATTAINED:.0%}."
+)
 
 Results = Mapping[str, Result]
 Programs = Mapping[str, Program]
@@ -65,24 +69,25 @@ def markdown(results: Results, programs: Programs, in_processes: Results, checks
     failed = [x for x in (*results.values(), *in_processes.values()) if x.reason]
     parts = [
         _software(results),
-        "## Speed",
-        f"Wall time of a step, the first {UNTIMED_STEPS} left out. TFLOP/s count 6 operations for each parameter of a "
-        "product and token, and causal attention; those of a device.",
-        _speed(measured, programs, shared),
+        "## Cases",
+        _about_times(measured),
+        _cases(measured, programs, shared),
         "## Losses",
         "Differences from one device on the same batches. Rounding: what rounding the first parameters to bfloat16 "
         "does to the losses of one device.",
         _losses(measured, shared),
         "## Communication",
-        "Megabytes that a device sends in a step, from the collectives of the compiled program, loops included. Least: "
-        "what the way to split has to send.",
+        "Megabytes that a device sends in a step, from the collectives of the compiled program, loops included. As "
+        "split: of the program before the backend changed it; a CPU gathers and sums bfloat16 as float32. Least: what "
+        "the way to split has to send.",
         _communication(measured, programs),
         _gathered(programs),
     ]
     if checks:
         rows = [[x.name, {True: "yes", False: "NO", None: "-"}[x.passed], x.found] for x in checks]
-        parts += ["## Native calls on two devices", markdown_table(["check", "holds", "found"], rows)]
-    parts += ["## Predicted, not measured", _assumptions(), _predictions(measured, programs)]
+        parts += ["## Calls on two devices", markdown_table(["check", "holds", "found"], rows)]
+    if timed := {name: x for name, x in measured.items() if x.is_timed}:
+        parts += ["## Predicted, not measured", _assumptions(), _predictions(timed, programs)]
     if failed:
         parts += ["## Not measured", "\n".join(f"- {x.name}: {x.reason}" for x in failed)]
     return "\n\n".join(parts) + "\n"
@@ -100,37 +105,42 @@ def _against(name: str) -> str:
     return next((c.against for study in STUDIES.values() for c in study.cases if c.name == name), "")
 
 
-def _speed(measured: Results, programs: Programs, shared: Results) -> str:
-    header = [
-        "case",
-        "devices",
-        "tokens a step",
-        "tokens/s",
-        "TFLOP/s",
-        "against",
-        "times as fast",
-        "native calls",
-        "GB a device",
+def _about_times(measured: Results) -> str:
+    if not all(x.is_timed for x in measured.values()):
+        return "Virtual devices share the cores of one CPU, so there are no times and nothing is predicted from them."
+    return (
+        f"Wall time of a step, the first {UNTIMED_STEPS} left out. TFLOP/s count 6 operations for each parameter of a "
+        "product and token, and causal attention; those of a device."
+    )
+
+
+def _cases(measured: Results, programs: Programs, shared: Results) -> str:
+    timed = all(x.is_timed for x in measured.values())
+    times = ["tokens/s", "TFLOP/s", "times as fast"] if timed else []
+    header = ["case", "devices", "parameters", "tokens a step", "against", *times, "native calls", "MB a device"]
+    rows = [
+        [
+            result.name,
+            result.devices,
+            str(result.parameters),
+            str(result.tokens),
+            _against(result.name),
+            *(_times(result, measured.get(_against(result.name))) if timed else []),
+            str(programs[result.name].custom_calls),
+            f"{result.memory / 1e6:.1f}",
+        ]
+        for result in (*measured.values(), *shared.values())
     ]
-    rows = []
-    for result in (*measured.values(), *shared.values()):
-        count = int(result.devices.split()[0])
-        one = measured.get(_against(result.name))
-        speed = result.tokens / result.seconds
-        rows.append(
-            [
-                result.name,
-                result.devices,
-                str(result.tokens),
-                f"{speed:.0f}",
-                f"{result.flops / result.seconds / count / 1e12:.3g}",
-                "" if one is None else one.name,
-                "" if one is None else f"{speed * one.seconds / one.tokens:.2f}",
-                str(programs[result.name].custom_calls),
-                f"{result.memory / 1e9:.2f}",
-            ]
-        )
     return markdown_table(header, rows)
+
+
+def _times(result: Result, one: Result | None) -> list[str]:
+    speed = result.tokens / result.seconds
+    return [
+        f"{speed:.0f}",
+        f"{result.flops / result.seconds / int(result.devices.split()[0]) / 1e12:.3g}",
+        "" if one is None else f"{speed * one.seconds / one.tokens:.2f}",
+    ]
 
 
 def _losses(measured: Results, shared: Results) -> str:
@@ -166,7 +176,7 @@ def _rounding(measured: Results, result: Result) -> str:
 
 
 def _communication(measured: Results, programs: Programs) -> str:
-    header = ["case", *KINDS, "together", "least", "operations a byte", "NCCL, ms a step"]
+    header = ["case", *KINDS, "together", "as split", "least", "operations a byte", "NCCL, ms a step"]
     rows = []
     for result in measured.values():
         program = programs[result.name]
@@ -180,6 +190,7 @@ def _communication(measured: Results, programs: Programs) -> str:
                 result.name,
                 *(f"{program.sent_bytes.get(kind, 0) / 1e6:.4g}" for kind in KINDS),
                 f"{sent / 1e6:.4g}",
+                f"{sum(program.split_bytes.values()) / 1e6:.4g}",
                 f"{least / 1e6:.4g}",
                 f"{result.flops / 2 / sent:.3g}",
                 "" if seconds is None else f"{1e3 * seconds:.2f}",
@@ -199,11 +210,9 @@ def _gathered(programs: Programs) -> str:
 def _assumptions() -> str:
     return (
         "Computation as measured on one device, divided evenly; bytes as counted for two devices, scaled as the way to "
-        f"split does; a device sends {predict.NVLINK / 1e9:.0f} GB/s over NVLink within hosts of {predict.GPUS_A_HOST} "
-        f"and {predict.INFINIBAND / 1e9:.0f} GB/s over InfiniBand beyond, of which collectives reach "
-        f"{predict.ATTAINED:.0%}. Efficiency: tokens a second and device against one device, with communication not "
-        "hidden at all and hidden as far as it can be. Strong: the measured step, split. Weak: a step that grows with "
-        "the devices, by its batch or, for the ring, by its sequence."
+        f"split does. {ASSUMED_BANDWIDTHS} Efficiency: tokens a second and device against one device, with "
+        "communication not hidden at all and hidden as far as it can be. Strong: the measured step, split. Weak: a "
+        "step that grows with the devices, by its batch or, for the ring, by its sequence."
     )
 
 

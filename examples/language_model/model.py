@@ -93,6 +93,24 @@ class LanguageModel(nnx.Module):
         return self.head(self.norm(x))
 
 
+def cast_kernels(model: nnx.Module) -> nnx.Module:
+    """Casts kernels to what their layers compute in, as the layers do when they are called.
+
+    Where kernels are gathered in between, fewer bytes travel and the results are the same.
+
+    Args:
+      model: With float32 parameters.
+
+    Returns:
+      A copy.
+    """
+    cast = nnx.clone(model)
+    for _, layer in nnx.iter_modules(cast):
+        if isinstance(layer, (nnx.Linear, nnx.LinearGeneral)) and layer.dtype is not None:
+            layer.kernel.set_value(layer.kernel.get_value().astype(layer.dtype))
+    return cast
+
+
 def _attention(config: ModelConfig, recipe: Recipe | Exact, rngs: nnx.Rngs) -> Attention:
     arguments: dict[str, Any] = {
         "num_kv_heads": config.kv_heads,

@@ -1,6 +1,5 @@
-"""What a comparison of arms leaves behind: results of each arm, a table, curves and samples of text."""
+"""What a comparison of arms leaves behind: results of each arm, tables and samples of text."""
 
-import csv
 import dataclasses
 import json
 import math
@@ -9,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from examples._tables import markdown_table
 from examples.language_model.sizes import BASELINE
@@ -115,6 +112,8 @@ def table(results: Sequence[ArmResult]) -> str:
 def losses_at_equal_steps(results: Sequence[ArmResult]) -> str:
     """Makes the table of held-out losses after equally many steps, on the windows of the evaluations.
 
+    An arm that ended early has no entry afterwards.
+
     Args:
       results: Of all arms.
 
@@ -122,8 +121,10 @@ def losses_at_equal_steps(results: Sequence[ArmResult]) -> str:
       Markdown.
     """
     by_arm = {result.name: dict(result.history.held_out_loss) for result in results}
-    steps = sorted(set.intersection(*(set(losses) for losses in by_arm.values())))
-    rows = [[str(step), *(f"{losses[step]:.4f}" for losses in by_arm.values())] for step in steps]
+    steps = sorted(set().union(*by_arm.values()))
+    rows = [
+        [str(step), *(f"{losses[step]:.4f}" if step in losses else "" for losses in by_arm.values())] for step in steps
+    ]
     return markdown_table(["step", *by_arm], rows)
 
 
@@ -143,56 +144,10 @@ def write_report(path: Path, results: Sequence[ArmResult], prompt: str) -> None:
         f"Losses in nats a byte. Measured on {devices}: {settings}.",
         table(results),
         "# Held-out loss after equally many steps",
+        "On the windows of the evaluations, which are a part of the held-out text.",
         losses_at_equal_steps(results),
         "![Curves](curves.png)",
         f"# Samples\n\nAll continue\n\n```text\n{prompt}\n```",
         *samples,
     ]
     path.write_text("\n\n".join(parts) + "\n")
-
-
-def write_losses(path: Path, results: Sequence[ArmResult]) -> None:
-    """Writes training and held-out loss of every arm.
-
-    Args:
-      path: CSV file.
-      results: Of all arms.
-    """
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["recipe", "step", "training_loss", "held_out_loss"])
-        for result in results:
-            held_out = dict(result.history.held_out_loss)
-            for step, loss in enumerate(result.history.training_loss, start=1):
-                writer.writerow([result.name, step, f"{loss:.6g}", f"{held_out[step]:.6g}" if step in held_out else ""])
-
-
-def write_curves(path: Path, results: Sequence[ArmResult]) -> None:
-    """Draws training and held-out loss of every arm.
-
-    Args:
-      path: PNG file.
-      results: Of all arms.
-    """
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    training, held_out = figure.subplots(1, 2)
-    for index, result in enumerate(results):
-        color = f"C{index}"
-        losses = np.asarray(result.history.training_loss)
-        training.plot(np.arange(len(losses)) + 1, losses, color=color, alpha=0.2, linewidth=0.8)
-        training.plot(*_smoothed(losses), color=color, label=result.name)
-        steps, values = zip(*result.history.held_out_loss, strict=True)
-        held_out.plot(steps, values, color=color, marker="o", markersize=3, label=result.name)
-    for axes, title in ((training, "Training (moving average)"), (held_out, "Held out")):
-        axes.set(title=title, xlabel="step", ylabel="loss, nats a byte")
-        axes.grid(alpha=0.3)
-        axes.legend()
-    figure.savefig(path, dpi=120)
-
-
-def _smoothed(losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Moving average and the steps that it is centred on."""
-    width = max(1, len(losses) // 20)
-    averages = np.convolve(losses, np.full(width, 1 / width), mode="valid")
-    return np.arange(len(averages)) + (width + 1) / 2, averages

@@ -1,7 +1,6 @@
 """The scaling study: what it reads from programs, what it predicts, its reports, and a small run on virtual devices."""
 
 import contextlib
-import csv
 import dataclasses
 import io
 import json
@@ -11,10 +10,14 @@ import types
 import numpy as np
 import pytest
 
-from benchmarks.scaling import __main__, checks, collectives, least, predict, report, stage
+from benchmarks.scaling import __main__, checks, collectives, from_speed, least, predict, report, stage
 from benchmarks.scaling.cases import STUDIES
 from benchmarks.scaling.collectives import Array, Collective
 from benchmarks.scaling.measure import Result
+from benchmarks.scaling.programs import read_program
+from examples.language_model.sizes import SIZES, Size
+from examples.language_model.training import TrainingConfig
+from jax_fp4attn import recipes
 
 TINY = STUDIES["tiny"]
 
@@ -153,6 +156,28 @@ class TestPredict:
         assert predict.bandwidth(8) == 9 * predict.bandwidth(9)
 
 
+class TestFromSpeed:
+    SIZE = Size(model=TINY.model, training=TrainingConfig(batch=2, sequence_length=128), arms=(), baseline=recipes.bf16)
+
+    def test_a_table_follows_from_speed_and_bytes(self):
+        sent = {"all-gather": predict.bandwidth(8) * 1e-3}
+        rows = from_speed.markdown(self.SIZE, 64_000.0, sent).splitlines()[-2:]
+        eight, sixty_four = ([cell.strip() for cell in row.strip("|").split("|")] for row in rows)
+        # 256 tokens take 4 ms; what two devices send in 1 ms, half of their arrays, eight send in 7/4 ms.
+        assert eight[:3] == ["8", "2048", "4.0"]
+        assert eight[4:] == ["1.75", "70% to 100%", "0.36 to 0.51"]
+        assert sixty_four[:3] == ["64", "16384", "4.0"]
+        assert sixty_four[4:] == ["17.72", "18% to 23%", "0.75 to 0.92"]
+
+    def test_the_command_prints_and_writes_the_table(self, monkeypatch, tmp_path, capsys):
+        monkeypatch.setattr(from_speed, "split_bytes", lambda size: {"all-reduce": 1e6 * size.training.batch})
+        from_speed.main(["64000", "--out", str(tmp_path / "predicted.md")])
+        text = (tmp_path / "predicted.md").read_text()
+        assert text in capsys.readouterr().out
+        assert "From 64000 tokens/s measured on one device" in text
+        assert f"all-reduce {SIZES['gpu'].training.batch:.1f} MB" in text
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """The cases of a tiny study in this process, and their report."""
@@ -166,6 +191,7 @@ def run(tmp_path_factory):
         out=out,
         text=report.write(out),
         results={x["name"]: Result(**x) for x in json.loads((out / stage.CASES).read_text())},
+        program=lambda x: read_program(out / stage.PROGRAMS, x.name, x.parameter_sizes),
     )
 
 
@@ -188,21 +214,53 @@ class TestRun:
         assert "all it gathers are parameters" in run.text
 
     def test_a_ring_sends_what_it_has_to(self, run):
-        with (run.out / "collectives.csv").open() as file:
-            rows = [row for row in csv.DictReader(file) if row["case"] == "long ring"]
-        sent = sum(float(row["sent_bytes"]) for row in rows)
+        ring = run.results["long ring"]
+        sent = run.program(ring).sent_bytes
+        expected = least.least_bytes(ring) - least.PARAMETER_BYTES * ring.parameters
         # Padding of heads of 32 channels to 64 doubles what travels.
-        parameters = 4 * run.results["long ring"].parameters
-        expected = least.least_bytes(run.results["long ring"]) - parameters
-        assert sent - parameters == pytest.approx(2 * expected, rel=0.01)
+        assert sent["collective-permute"] == pytest.approx(2 * expected, rel=0.01)
+        # A CPU sums in float32.
+        assert sent["all-reduce"] == pytest.approx(4 * ring.parameters, rel=0.001)
+
+    def test_kernels_are_gathered_as_bfloat16(self, run):
+        fsdp = run.results["FSDP"]
+        float32 = 2 * TINY.model.vocabulary * TINY.model.width  # Embedding and head.
+        scales = 3 * TINY.model.width  # Of the norms, which are whole everywhere.
+        kernels = fsdp.parameters - float32 - scales
+        program = run.program(fsdp)
+        assert program.split_bytes["all-gather"] == (4 * float32 + 2 * kernels) / 2
+        assert program.sent_bytes["all-gather"] == (4 * float32 + 4 * kernels) / 2
+        # And their gradients are summed as such.
+        assert program.split_bytes["all-reduce"] == pytest.approx(4 * float32 + 2 * kernels + 4 * scales, rel=0.001)
+
+    def test_from_speed_counts_the_same_bytes(self, run):
+        assert from_speed.split_bytes(TestFromSpeed.SIZE) == run.program(run.results["FSDP"]).split_bytes
 
     def test_a_report_has_every_part(self, run):
-        for title in ("Speed", "Losses", "Communication", "Predicted, not measured"):
+        for title in ("Cases", "Losses", "Communication"):
             assert f"## {title}\n" in run.text
         for name in run.results:
             assert f"| {name} " in run.text
         assert (run.out / "scaling.md").read_text() == run.text
         assert len((run.out / "losses.csv").read_text().splitlines()) == 1 + 5 * 5
+
+    def test_times_of_virtual_devices_are_not_reported(self, run):
+        assert "there are no times" in run.text
+        for text in ("tokens/s", "Predicted"):
+            assert text not in run.text
+
+    def test_times_of_gpus_are_reported_and_predicted_from(self, run):
+        results = {
+            name: dataclasses.replace(x, devices=x.devices.replace("cpu", "NVIDIA H200"), seconds=0.5)
+            for name, x in run.results.items()
+        }
+        programs = {name: run.program(x) for name, x in run.results.items()}
+        text = report.markdown(results, programs, {}, [])
+        assert "| tokens/s |" in text
+        assert "there are no times" not in text
+        predicted = text.split("## Predicted, not measured")[1]
+        for name in ("FSDP", "tensor parallel", "long ring"):
+            assert predicted.count(f"| {name} ") == 4
 
 
 def test_a_case_that_fails_is_a_result(tmp_path, capsys):

@@ -16,6 +16,7 @@ from flax import nnx
 
 from examples import train_language_model
 from examples.language_model import data, training
+from examples.language_model.exact_attention import Exact, ExactAttention
 from examples.language_model.generation import generate
 from examples.language_model.model import LanguageModel, ModelConfig
 from examples.language_model.report import read_results
@@ -120,6 +121,24 @@ class TestModel:
         assert (logits[:, 20:] != other[:, 20:]).any(axis=-1).all()
 
 
+class TestExactAttention:
+    def test_it_is_what_the_bf16_recipe_approximates(self, model):
+        tokens = jnp.asarray(np.random.default_rng(0).integers(0, 256, (2, 32)))
+        exact, expected = predict(tiny_model(Exact("xla")), tokens), predict(model, tokens)
+        assert 0 < jnp.linalg.norm(exact - expected) < 0.01 * jnp.linalg.norm(expected)
+
+    def test_parameters_are_those_of_the_other_arms(self, model):
+        exact = tiny_model(Exact("xla"))
+        assert isinstance(exact.blocks[0].attention, ExactAttention)
+        jax.tree.map(np.testing.assert_array_equal, parameters(exact), parameters(model))
+
+    def test_it_takes_the_place_of_the_baseline_alone(self):
+        for arguments, expected in (("--size gpu", Exact("cudnn")), ("--exact xla", Exact("xla")), ("", recipes.bf16)):
+            size = train_language_model.parse_arguments(arguments.split()).size
+            assert size.attention("bf16") == expected
+            assert size.attention("train") == recipes.train
+
+
 class TestGenerate:
     def test_a_low_temperature_takes_the_likeliest_byte(self, model):
         prompt = np.arange(32, dtype=np.uint8)
@@ -173,6 +192,54 @@ class TestTrainArm:
         _, history = train_arm(corpus, tmp_path, config)
         assert history.step == 1
         assert sorted(x.name for x in (tmp_path / "checkpoints" / "bf16").iterdir()) == ["1"]
+
+    def test_after_the_deadline_no_step_is_begun(self, corpus, finished, tmp_path):
+        # The first step is begun whatever the time, and others while it runs.
+        _, history = train_arm(corpus, tmp_path, dataclasses.replace(SHORT, evaluations=1), deadline=0.0)
+        assert history.step == 1 + training.IN_FLIGHT
+        assert history.training_loss == finished.history.training_loss[: history.step]
+        assert [step for step, _ in history.held_out_loss] == [history.step]
+        assert (tmp_path / "checkpoints" / "bf16" / str(history.step)).is_dir()
+
+
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory):
+    """Arms of two processes that were ended early, and the report of both."""
+    out = tmp_path_factory.mktemp("joined")
+    common = ["--batch", "2", "--sequence-length", "32", "--steps", "20", "--exact", "xla", "--out", str(out)]
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
+        patch.setitem(SIZES, "small", dataclasses.replace(SIZES["small"], model=TINY, checkpoints=False))
+        for arm in ("train", "bf16"):
+            train_language_model.main([*common, "--arms", arm, "--minutes", "0"])
+        (out / "report.md").unlink()
+        printed.truncate(0)
+        patch.setattr(train_language_model, "train_arm", None)
+        train_language_model.main([*common, "--report"])
+    return types.SimpleNamespace(out=out, printed=printed.getvalue())
+
+
+class TestJoining:
+    def test_a_report_has_all_arms_and_trains_none(self, joined):
+        results = read_results(joined.out / "arms")
+        assert [(x.name, x.attention) for x in results] == [
+            ("bf16", "jax.nn.dot_product_attention, xla"),
+            ("train", "jax_fp4attn"),
+        ]
+        for text in ((joined.out / "report.md").read_text(), joined.printed):
+            assert "| bf16 " in text
+            assert "| train " in text
+
+    def test_minutes_end_an_arm_that_still_has_results(self, joined):
+        for result in read_results(joined.out / "arms"):
+            assert 0 < result.history.step < 20
+            assert result.history.held_out_loss[-1][0] == result.history.step
+            assert np.isfinite(result.held_out_loss)
+            assert len(result.sample) > 0
+
+    def test_arms_of_another_text_are_refused(self, corpus, joined):
+        other = dataclasses.replace(corpus, training=corpus.training[1:])
+        with pytest.raises(ValueError, match=f"learned from text {corpus.digest}, this one is {other.digest}"):
+            train_language_model.report(other, joined.out)
 
 
 class TestMain:

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import dataclasses
 import io
 import os
 import re
@@ -16,9 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import AxisType
 
 from examples import train_explicit_mesh, train_sharded_language_model
 from examples.language_model import curves, data, mesh_training
+from examples.language_model.meshes import MeshSizes
 from examples.language_model.model import ModelConfig
 from examples.language_model.training import History, OneDeviceLearner, TrainingConfig, train
 from jax_fp4attn import recipes
@@ -44,15 +47,21 @@ SHARD_SHAPES = {
     "head/kernel": ((32, 256), (16, 64)),
     "norm/scale": ((32,), (32,)),
 }
+LONG = 256  # Two shards of 128, the least that ring attention takes.
 TIMEOUT = 240
 
 
-def losses_of(learner, corpus, replaced=None):
+def losses_of(learner, corpus, replaced=None, config=CONFIG):
     history = History()
     with pytest.MonkeyPatch.context() as patch:
         if replaced is not None:
             patch.setattr("examples.language_model.training.training_batch", replaced)
-        return list(train(learner, corpus, CONFIG, history))
+        return list(train(learner, corpus, config, history))
+
+
+def round_parameters(model):
+    parameters = nnx.state(model, nnx.Param)
+    nnx.update(model, jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(x.dtype), parameters))
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +79,7 @@ def one_device(corpus):
     """
     learner = mesh_training.one_device_learner(TINY, CONFIG, recipes.train)
     initial, rounded, repeating = (OneDeviceLearner(*nnx.clone((learner.model, learner.optimizer))) for _ in range(3))
-    parameters = nnx.state(rounded.model, nnx.Param)
-    nnx.update(rounded.model, jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(x.dtype), parameters))
+    round_parameters(rounded.model)
 
     def repeat_row(*arguments, rows, **others):
         return data.training_batch(*arguments, **others)[[0, 1, 2, 2]][rows]
@@ -163,6 +171,27 @@ class TestRun:
 def test_the_tolerance_tells_a_wrong_batch_from_rounding(one_device):
     assert one_device.tolerance > 0
     assert np.abs(one_device.repeating - one_device.losses).max() > 5 * one_device.tolerance
+
+
+@pytest.mark.slow
+def test_a_split_sequence_trains_like_a_whole_one(corpus, tmp_path, capsys):
+    config = dataclasses.replace(CONFIG, sequence_length=LONG)
+    arguments = [*ARGUMENTS[:-1], str(LONG), "--mesh", "data=2,model=2,seq=2", "--compare", "--out", str(tmp_path)]
+    train_sharded_language_model.main(arguments, model_config=TINY)
+    _, (losses, expected) = read_losses(tmp_path)
+
+    rounded = mesh_training.one_device_learner(TINY, config, recipes.train)
+    round_parameters(rounded.model)
+    tolerance = 2 * np.abs(losses_of(rounded, corpus, config=config) - expected).max()
+    assert 0 < tolerance < 0.02
+    np.testing.assert_allclose(losses, expected, rtol=0, atol=tolerance)
+    assert "Mesh data=2,model=2,seq=2: 8 cpu devices of 1 process(es)." in capsys.readouterr().out
+
+
+def test_the_explicit_example_refuses_a_split_sequence():
+    mesh = MeshSizes(2, 2, 2).make(AxisType.Explicit)
+    with pytest.raises(NotImplementedError, match="mesh: axis seq is not written out here"):
+        train_explicit_mesh.ExplicitLearner(TINY, CONFIG, recipes.train, mesh)
 
 
 def start_process(process_id, port, out, log):

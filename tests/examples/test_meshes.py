@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import math
 
 import jax
 import numpy as np
@@ -30,6 +31,7 @@ class TestMeshSizes:
             ("model=4,data=2", MeshSizes(2, 4)),
             ("data=8", MeshSizes(8, 1)),
             ("model=8", MeshSizes(1, 8)),
+            ("data=2,seq=4", MeshSizes(2, 1, 4)),
         ],
     )
     def test_parse(self, text, sizes):
@@ -45,9 +47,14 @@ class TestMeshSizes:
     def test_default_takes_all_devices_and_keeps_key_and_value_heads_whole(self, devices, sizes):
         assert MeshSizes.default(devices, kv_heads=2) == MeshSizes(*sizes)
 
-    @pytest.mark.parametrize("sizes", [(1, 1), (4, 2), (2, 4), (4, 1)])
+    def test_only_a_split_sequence_has_an_axis(self):
+        assert MeshSizes(2, 4).make(AxisType.Auto).axis_names == ("data", "model")
+        mesh = MeshSizes(2, 2, 2).make(AxisType.Auto)
+        assert dict(mesh.shape) == {"data": 2, "model": 2, "seq": 2}
+
+    @pytest.mark.parametrize("sizes", [(1, 1), (4, 2), (2, 4), (4, 1), (2, 2, 2)])
     def test_check_accepts_what_divides(self, sizes):
-        MeshSizes(*sizes).check(sizes[0] * sizes[1], CONFIG, batch=4)
+        MeshSizes(*sizes).check(math.prod(sizes), CONFIG, batch=4)
 
     @pytest.mark.parametrize(
         ("sizes", "devices", "changes", "batch", "message"),
@@ -59,6 +66,7 @@ class TestMeshSizes:
                 4,
                 r"mesh: data=2,model=2 takes 4 devices, but there are 8; choose sizes whose product is 8",
             ),
+            ((2, 1, 2), 8, {}, 4, r"mesh: data=2,model=1,seq=2 takes 4 devices, but there are 8"),
             ((4, 2), 8, {}, 6, r"batch: expected a multiple of the mesh axis data=4, got 6; take another batch"),
             ((3, 1), 3, {}, 3, r"mesh: data=3 does not divide the 32 features"),
             ((1, 8), 8, {}, 4, r"mesh: model=8 does not divide the 4 query heads; take a smaller model axis"),
