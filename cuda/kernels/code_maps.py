@@ -12,7 +12,6 @@ from kernels.instructions import exp2, fused, signed_square_plus
 from kernels.words import Float32
 
 Kind = Literal["affine", "square", "exponential"]
-Fused = Callable[[list[Float32], Float32, Float32], list[Float32]]
 
 _PAIRS = 16  # of keys in a block
 
@@ -49,9 +48,23 @@ class Constants:
     constant: Float32
 
 
-def fused_each(values: list[Float32], factor: Float32, addend: Float32) -> list[Float32]:
-    """``value * factor + addend`` of all values."""
-    return [fused(value, factor, addend) for value in values]
+@dataclasses.dataclass(frozen=True)
+class Arithmetic:
+    """How a target computes with lists of values.
+
+    Attributes:
+      fused: ``value * factor + addend`` of values, factor and addend.
+      squares_plus: ``value * abs(value) + addend`` of values and addend.
+    """
+
+    fused: Callable[[list[Float32], Float32, Float32], list[Float32]]
+    squares_plus: Callable[[list[Float32], Float32], list[Float32]]
+
+
+ONE_BY_ONE = Arithmetic(
+    lambda values, factor, addend: [fused(value, factor, addend) for value in values],
+    lambda values, addend: [signed_square_plus(value, addend) for value in values],
+)
 
 
 def exact_pairs(quarter: int) -> tuple[int, ...]:
@@ -70,7 +83,7 @@ def payloads(
     raw: list[Float32],
     bias: Float32,
     exponent: int = 0,
-    fused_all: Fused = fused_each,
+    arithmetic: Arithmetic = ONE_BY_ONE,
 ) -> list[Float32]:
     """Payloads of scores.
 
@@ -80,19 +93,19 @@ def payloads(
       raw: Scores.
       bias: Of their block.
       exponent: An even number; the payloads are scaled by two to its power.
-      fused_all: Multiplies all values by a number and adds another.
+      arithmetic: Of the target.
 
     Returns:
       float32, to be rounded.
     """
     if kind == "exponential":
         offset = bias + (constants.intercept + Float32(exponent))
-        return [exp2(x) for x in fused_all(raw, constants.log2_scale, offset)]
+        return [exp2(x) for x in arithmetic.fused(raw, constants.log2_scale, offset)]
     scale = Float32(2.0 ** (exponent // 2 if kind == "square" else exponent))
     slope = constants.slope * scale
     factor, offset = slope * constants.log2_scale, fused(slope, bias, constants.intercept * scale)
-    affine = fused_all(raw, factor, offset)
+    affine = arithmetic.fused(raw, factor, offset)
     if kind == "affine":
         return affine
     constant = constants.constant * Float32(2.0**exponent)
-    return [signed_square_plus(y, constant) for y in affine]
+    return arithmetic.squares_plus(affine, constant)

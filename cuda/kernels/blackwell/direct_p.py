@@ -17,7 +17,7 @@ from kernels import code_maps, tile
 from kernels.blackwell import packed, tensor_memory
 from kernels.blackwell.tensor_memory import P_SCALES, P
 from kernels.instructions import exp2, fused, larger_or_nan, log2, smaller_or_nan, sum_rounded_down
-from kernels.words import Float32, Uint32, as_bits, reciprocal, rounded_product, when
+from kernels.words import Float32, Uint32, as_bits, bytes_of, reciprocal, rounded_product, when
 
 Int32, Boolean = cutlass.Int32, cutlass.Boolean
 
@@ -25,7 +25,7 @@ _BLOCK = 32  # keys
 _WORD = 8  # codes
 _LOG2_SIX = 2.584962500721156
 _LN_2 = 0.6931471805599453
-_BIAS, _NAN_BYTE = 127, 255
+_BIAS = 127.0
 _ROUNDER = 12582912.0  # 1.5 * 2**23: whose bits have the exponent in the low ones
 _TWELFTH = 1.0 / 12  # of twice a sum of codes: 1/6 of P
 _UNIT = 1.0 / 36  # 1/6 of P times 1/6 of V, which the product leaves out
@@ -74,7 +74,15 @@ def before_any_tile() -> Row:
     return Row(Float32(0.0), Float32(0.0))
 
 
-def step(scores: list[Float32], row: Row, key_tile: Int32, columns: Int32, warp: Int32, constants: Constants) -> Row:
+def step(
+    scores: list[Float32],
+    row: Row,
+    key_tile: Int32,
+    columns: Int32,
+    warp: Int32,
+    tables: list[Uint32],
+    constants: Constants,
+) -> Row:
     """Stores P and its scale factors of a tile.
 
     Args:
@@ -83,6 +91,7 @@ def step(scores: list[Float32], row: Row, key_tile: Int32, columns: Int32, warp:
       key_tile: Index of the tile.
       columns: Address of the stage's scores in tensor memory, at the warp's lanes.
       warp: Of the four, which stores the scale factors of its rows to the column of its own.
+      tables: Values of the codes.
       constants: Of the recipe.
 
     Returns:
@@ -90,18 +99,19 @@ def step(scores: list[Float32], row: Row, key_tile: Int32, columns: Int32, warp:
     """
     if constants.anchor_keys:
         row = dataclasses.replace(row, reference=_reference(scores, row.reference, key_tile, constants))
-    scales, increments = Uint32(0), []
+    stored: list[Float32] = []
+    increments: list[Float32] = []
     for quarter in range(tile.ROWS // _BLOCK):
         block = scores[quarter * _BLOCK : (quarter + 1) * _BLOCK]
         exponent = _exponent(block, row.reference, constants)
         payloads = _payloads(block, _bias(exponent, row.reference, constants), quarter, constants)
         words = [packed.eight_e2m1(payloads[i : i + _WORD]) for i in range(0, _BLOCK, _WORD)]
         tensor_memory.store(columns + (P.first + quarter * len(words)), words)
-        stored = exponent - constants.shift
-        scales = scales | _scale_byte(stored) << (8 * quarter)
-        codes = Float32(packed.doubled_sum_of_e2m1(words)) * Float32(_TWELFTH)
-        increments.append(exp2(stored - Float32(_ROUNDER)) * codes)
-    tensor_memory.store(columns + (P_SCALES.first + warp), [scales])
+        # The low byte is that of E8M0, which for NaN is 255.
+        stored.append(exponent - (constants.shift - Float32(_BIAS)))
+        codes = Float32(packed.doubled_sum_of_e2m1(words, tables)) * Float32(_TWELFTH)
+        increments.append(exp2(stored[-1] - Float32(_ROUNDER + _BIAS)) * codes)
+    tensor_memory.store(columns + (P_SCALES.first + warp), [_low_bytes(stored)])
     increment = (increments[0] + increments[1]) + (increments[2] + increments[3])
     return dataclasses.replace(row, total=row.total + increment)
 
@@ -122,7 +132,7 @@ def _exponent(block: list[Float32], reference: Float32, constants: Constants) ->
         highest = highest - reference
     raised = rounded_product(highest, constants.log2_scale) + constants.block_offset
     lowest = constants.shift + Float32(1.0 - _BIAS)
-    clamped = larger_or_nan(smaller_or_nan(raised, Float32(float(_BIAS))), lowest)
+    clamped = larger_or_nan(smaller_or_nan(raised, Float32(_BIAS)), lowest)
     return sum_rounded_down(clamped, Float32(_ROUNDER))
 
 
@@ -134,20 +144,20 @@ def _bias(exponent: Float32, reference: Float32, constants: Constants) -> Float3
     return bias
 
 
-def _scale_byte(exponent: Float32) -> Uint32:
-    """The E8M0 byte of an exponent in the low bits of a number near 2**23."""
-    byte = Int32(as_bits(exponent)) + _BIAS & 0xFF
-    return Uint32(when(exponent == exponent, byte, Int32(_NAN_BYTE)))
+def _low_bytes(values: list[Float32]) -> Uint32:
+    """The lowest byte of each of four numbers, the first one's lowest."""
+    bits = [as_bits(value) for value in values]
+    return bytes_of(bytes_of(*bits[:2], 0x0040), bytes_of(*bits[2:], 0x0040), 0x5410)
 
 
 def _payloads(block: list[Float32], bias: Float32, quarter: int, constants: Constants) -> list[Float32]:
     """What is rounded to codes."""
     numbers = constants.map_constants
-    mapped = code_maps.payloads(constants.map.kind, numbers, block, bias, fused_all=packed.fused_pairs)
+    mapped = code_maps.payloads(constants.map.kind, numbers, block, bias, arithmetic=packed.ARITHMETIC)
     if constants.map.mixed:
         chosen = [2 * pair + i for pair in code_maps.exact_pairs(quarter) for i in (0, 1)]
         raw, numbers = [block[i] for i in chosen], code_maps.exponential(numbers)
-        exact = code_maps.payloads("exponential", numbers, raw, bias, fused_all=packed.fused_pairs)
+        exact = code_maps.payloads("exponential", numbers, raw, bias, arithmetic=packed.ARITHMETIC)
         for i, value in zip(chosen, exact, strict=True):
             mapped[i] = value
     return mapped

@@ -2,12 +2,13 @@
 
 import cutlass
 from cutlass.experimental import primitives
+from kernels import code_maps
 from kernels.words import Float32, Uint32
 
 Int32 = cutlass.Int32
 
-# Twice the values of the non-negative E2M1 codes, as bytes.
-_LOW_VALUES, _HIGH_VALUES = 0x03020100, 0x0C080604
+_CHAIN = 32
+_DOUBLED_VALUES = (0x03020100, 0x0C080604)  # of the non-negative E2M1 codes, as bytes
 
 
 def _ptx(code: str, result: type, *operands: object) -> object:
@@ -21,6 +22,19 @@ def fused_pairs(values: list[Float32], factor: Float32, addend: Float32) -> list
         pair = (values[i], values[i + 1])
         results += primitives.fma_packed_f32x2(pair, (factor, factor), (addend, addend), rnd="rn")
     return results
+
+
+def signed_squares_plus(values: list[Float32], addend: Float32) -> list[Float32]:
+    """``value * abs(value) + addend`` of an even number of values, two in an instruction, which takes magnitudes."""
+    magnitudes = [_ptx("abs.f32 {$w0}, {$r0};", Float32, value) for value in values]
+    results: list[Float32] = []
+    for i in range(0, len(values), 2):
+        pairs = (values[i], values[i + 1]), (magnitudes[i], magnitudes[i + 1])
+        results += primitives.fma_packed_f32x2(*pairs, (addend, addend), rnd="rn")
+    return results
+
+
+ARITHMETIC = code_maps.Arithmetic(fused_pairs, signed_squares_plus)
 
 
 def products_of_pairs(values: list[Float32], factor: Float32) -> list[Float32]:
@@ -45,7 +59,9 @@ def sum_of_all(values: list[Float32]) -> Float32:
 
 
 def highest(values: list[Float32]) -> Float32:
-    """The maximum, or NaN if one is NaN, of an even number of values."""
+    """The maximum, or NaN if one is NaN, of an even number of values; each 32 are a chain of their own."""
+    if len(values) > _CHAIN:
+        return highest([highest(values[i : i + _CHAIN]) for i in range(0, len(values), _CHAIN)])
     result = _ptx("max.NaN.f32 {$w0}, {$r0}, {$r1};", Float32, *values[:2])
     for i in range(2, len(values), 2):
         result = _ptx("max.NaN.f32 {$w0}, {$r0}, {$r1}, {$r2};", Float32, result, *values[i : i + 2])
@@ -59,13 +75,22 @@ def eight_e2m1(values: list[Float32]) -> Uint32:
     return _ptx(code, Uint32, *values)
 
 
-def doubled_sum_of_e2m1(words: list[Uint32]) -> Int32:
+def tables_of_e2m1(row: Int32) -> list[Uint32]:
+    """Twice the values of the non-negative codes, as bytes, in registers of each thread.
+
+    The assembler would keep constants in registers that all threads share, and move them for every look-up. That the
+    number of a row is never negative it does not know.
+    """
+    zero = Uint32(row) >> 31
+    return [Uint32(table) | zero for table in _DOUBLED_VALUES]
+
+
+def doubled_sum_of_e2m1(words: list[Uint32], tables: list[Uint32]) -> Int32:
     """Twice the sum of the values of the non-negative codes of up to ten words, whose sums by byte stay below 256."""
     parts = []
     for word in words:
         for codes in (word, word >> 16):
-            lookup = f"{{ .reg .b32 l, h; mov.b32 l, {_LOW_VALUES:#x}; mov.b32 h, {_HIGH_VALUES:#x};"
-            parts.append(_ptx(lookup + " prmt.b32 {$w0}, l, h, {$r0}; }", Uint32, codes))
+            parts.append(_ptx("prmt.b32 {$w0}, {$r1}, {$r2}, {$r0};", Uint32, codes, *tables))
     total = parts[0]
     for part in parts[1:]:
         total = total + part

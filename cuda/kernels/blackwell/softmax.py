@@ -6,12 +6,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.arch import lane_idx
 from kernels import tile, work
-from kernels.blackwell import direct_p, online_softmax, schedule, tensor_memory
+from kernels.blackwell import direct_p, online_softmax, packed, schedule, tensor_memory
 from kernels.blackwell.barriers import Barrier, arrive, wait_until_free, wait_until_there
 from kernels.blackwell.memory import Memory
 from kernels.blackwell.tensor_memory import SCORES, STAGE_COLUMNS
 from kernels.blackwell.visibility import View, masked
-from kernels.words import Float32, view, when
+from kernels.words import Float32, Uint32, view, when
 
 Int32, Int64, Boolean, Pointer, Constexpr = (
     cutlass.Int32,
@@ -59,6 +59,7 @@ def run(
         job = plan.job(index)
         keys = job.range_of(stage)
         seen = _view_of(plan, job, keys, stage, warp, query_segments, key_segments)
+        tables = packed.tables_of_e2m1(seen.row)
         state = _softmax(constants).before_any_tile()
         tiles, items = before.of_stage(stage)
         for j in cutlass.range(keys.num_tiles):
@@ -67,7 +68,7 @@ def run(
             scores = tensor_memory.load(columns, tile.ROWS)
             arrive(memory.barriers, Barrier.SCORES_LOADED, stage)
             scores = masked(scores, seen, key_tile)
-            state = _probabilities(scores, state, memory, stage, warp, key_tile, j, tiles, columns, constants)
+            state = _probabilities(scores, state, memory, stage, warp, key_tile, j, columns, tables, constants)
             tensor_memory.wait_for_stores()
             arrive(memory.barriers, Barrier.P_FULL, stage)
         sees = (seen.row < job.row_limit) & (seen.segment > 0)
@@ -76,7 +77,8 @@ def run(
             use = items
             if cutlass.const_expr(isinstance(constants, online_softmax.Constants)):
                 use = tiles + keys.num_tiles - 1
-            publish(memory, stage, warp, use, factor)
+            wait_until_free(memory.barriers, Barrier.FACTORS_FREE, stage, use)
+            publish(memory, stage, warp, factor)
         if seen.row < plan.num_queries:
             (view(lse, Float32) + (Int64(plan.head_index(job.item)) * plan.num_queries + seen.row)).store(log)
         before = before.after(job)
@@ -124,26 +126,26 @@ def _probabilities(
     warp: Int32,
     key_tile: Int32,
     j: Int32,
-    tiles: Int32,
     columns: Int32,
+    tables: list[Uint32],
     constants: online_softmax.Constants | direct_p.Constants,
 ) -> online_softmax.Row | direct_p.Row:
     """P of a tile; with a running maximum the correction is told what to multiply by first."""
     if isinstance(constants, direct_p.Constants):
-        return direct_p.step(scores, state, key_tile, columns, warp, constants)
+        return direct_p.step(scores, state, key_tile, columns, warp, tables, constants)
     highest, factor = online_softmax.update(scores, state, constants)
-    _publish_unless_first(memory, stage, warp, j, tiles, factor)
+    _publish_unless_first(memory, stage, warp, j, factor)
     return online_softmax.step(scores, state, highest, factor, columns, constants)
 
 
 @cute.jit
-def _publish_unless_first(memory: Memory, stage: Int32, warp: Int32, j: Int32, tiles: Int32, factor: Float32) -> None:
+def _publish_unless_first(memory: Memory, stage: Int32, warp: Int32, j: Int32, factor: Float32) -> None:
+    """The factor before has been read: the product before these scores waited for the rescaling that it was for."""
     if j > 0:
-        publish(memory, stage, warp, tiles + j - 1, factor)
+        publish(memory, stage, warp, factor)
 
 
-def publish(memory: Memory, stage: Int32, warp: Int32, use: Int32, factor: Float32) -> None:
+def publish(memory: Memory, stage: Int32, warp: Int32, factor: Float32) -> None:
     """Hands the factor of each row to the correction."""
-    wait_until_free(memory.barriers, Barrier.FACTORS_FREE, stage, use)
     (memory.factors + (stage * tile.ROWS + warp * 32 + lane_idx())).store(factor)
     arrive(memory.barriers, Barrier.FACTORS_FULL, stage)
