@@ -8,7 +8,7 @@
 
 namespace fp4attn {
 
-// Larger than any sequence, and no sum of two of them overflows.
+// Larger than any sequence; kernels keep offsets below half of it, so that no sum overflows.
 constexpr int32_t kUnlimited = 1 << 30;
 
 struct Window {

@@ -10,6 +10,11 @@ from kernels.words import Uint32, load_if, view, when
 Int32, Boolean, Pointer = cutlass.Int32, cutlass.Boolean, cutlass.Pointer
 
 
+UNLIMITED = 1 << 30
+"""A side of a window that leaves nothing out."""
+_FARTHEST = 1 << 29  # positions beyond which an offset makes no difference; sums with UNLIMITED do not overflow
+
+
 @dataclasses.dataclass(frozen=True)
 class Item:
     """A tile of query rows of one head.
@@ -86,6 +91,11 @@ def int_at(pointer: Pointer, index: Int32) -> Int32:
     return Int32(load_if(Boolean(True), view(pointer, Uint32) + index, 1)[0])
 
 
+def offset_of(key_offset: Pointer) -> Int32:
+    """Position of key 0 minus that of query 0; no offset without an array."""
+    return cutlass.max(cutlass.min(first_or(key_offset, Int32(0), Int32(0)), _FARTHEST), -_FARTHEST)
+
+
 def row_limit_of(item: Item, num_queries: Int32, query_lengths: Pointer) -> Int32:
     """Rows from here on see nothing."""
     return cutlass.min(num_queries, first_or(query_lengths, item.batch, num_queries))
@@ -115,7 +125,7 @@ def range_of(
       window_left: A query sees keys at most so far behind it.
       window_right: And so far ahead of it.
     """
-    offset = first_or(key_offset, Int32(0), Int32(0))
+    offset = offset_of(key_offset)
     key_limit = cutlass.min(num_keys, first_or(key_lengths, item.batch, num_keys))
     begin = item.first_row - window_left - offset
     end = cutlass.min(key_limit, item.first_row + rows + window_right - offset)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jax_fp4attn import recipes
-from jax_fp4attn.config import LOG2_E
+from jax_fp4attn.config import LOG2_E, Visibility
 from jax_fp4attn.formats import BlockScaled
 from jax_fp4attn.reference.operands import score_operand_values, value_operand_values
 from jax_fp4attn.reference.tiles import key_order
@@ -114,6 +114,14 @@ def test_thread_blocks_share_the_items_in_any_way() -> None:
     assert same_bits(one, many)
 
 
+@pytest.mark.parametrize(("section", "blocks"), [(4, 1), (4, 5), (2, 44), (15, 7)])
+def test_sections_of_heads_do_not_matter(section: int, blocks: int) -> None:
+    """A last section of fewer heads, a last turn of fewer items, and more thread blocks than a turn has items."""
+    problem = problem_of(recipes.train, *inputs(Shape(3, 200, 130, 5, 1, 64)), is_causal=True)
+    (one,), (other,) = hopper.attend(problem), hopper.attend(problem, blocks=blocks, section=section)
+    assert same_bits(one, other)
+
+
 class TestVisibility:
     """What a row does not see does not matter, whatever it is."""
 
@@ -148,6 +156,25 @@ class TestVisibility:
         before = Attention(actual.output[0, 0, :where], actual.lse[0, 0, :where])
         assert same_bits(before, Attention(expected.output[0, 0, :where], expected.lse[0, 0, :where]))
 
+    @pytest.mark.parametrize("recipe", [recipes.train, recipes.square], ids=lambda recipe: recipe.name)
+    def test_a_nan_of_a_value_is_in_the_rows_that_see_it(self, recipe: Any) -> None:
+        query, key, value = inputs(Shape(1, 300, 300, 1, 1, 64))
+        where = 130
+        value[0, where, 0, 5] = np.nan
+        (actual,) = hopper.attend(problem_of(recipe, query, key, value, is_causal=True))
+        assert np.isnan(actual.output[0, 0, where:, 5]).all()
+        # Zero times NaN is NaN in the other rows of the tile, but not before it.
+        assert np.isfinite(actual.output[0, 0, :128]).all() and np.isfinite(actual.lse).all()
+
+    @pytest.mark.parametrize("offset", [-(2**31), -(2**30), 2**31 - 1])
+    @pytest.mark.parametrize("is_causal", [False, True])
+    def test_offsets_at_the_ends_of_int32(self, is_causal: bool, offset: int) -> None:
+        problem = problem_of(
+            recipes.train, *inputs(Shape(1, 70, 140, 1, 1, 64)), is_causal=is_causal, key_offset=offset
+        )
+        (actual,) = hopper.attend(problem)
+        assert_sees(actual, problem, is_causal and offset > 0)
+
     @pytest.mark.parametrize("recipe", [recipes.fp8_pv, recipes.accurate], ids=lambda recipe: recipe.name)
     @pytest.mark.parametrize(
         ("options", "blind"),
@@ -166,6 +193,15 @@ class TestVisibility:
         np.testing.assert_array_equal(actual.lse[0, 0] == -np.inf, blind)
         assert (actual.output[0, 0][blind] == 0).all()
         check(problem)
+
+
+def assert_sees(actual: Attention, problem: Problem, nothing: bool) -> None:
+    """All keys, or nothing; positions do not fit int32 in the reference."""
+    if nothing:
+        assert (actual.lse == -np.inf).all() and (actual.output == 0).all()
+        return
+    config = dataclasses.replace(problem.config, is_causal=False)
+    assert_same_as_reference(dataclasses.replace(problem, config=config, visibility=Visibility()), actual)
 
 
 class TestExtremes:
@@ -248,6 +284,14 @@ class TestExtremes:
         query[:], key[:] = 0, 0
         query[..., 0], key[0, :, 0, 0] = 6, np.repeat([-6, 0, 6], 128)[:383]
         check(problem_of(recipe, query, key, value, scale=70 / 36 / LOG2_E))
+
+    @pytest.mark.parametrize("growth", [15, 59])
+    def test_growing_scales_and_large_values(self, growth: int) -> None:
+        query, key, value = inputs(Shape(1, 40, 256, 1, 1, 64))
+        query[:], key[:] = 0, 0
+        query[..., 0], key[0, :, 0, 0] = 6, np.repeat([0, 6], 128)
+        value *= np.float32(2.0**60).astype(value.dtype)
+        check(problem_of(recipes.square, query, key, value, scale=growth / 36 / LOG2_E))
 
     @pytest.mark.parametrize("recipe", [recipes.square, recipes.accurate], ids=lambda r: r.name)
     def test_values_of_very_different_scales(self, recipe: Any) -> None:

@@ -7,12 +7,10 @@ import cutlass.cute as cute
 from cutlass.cute.arch import lane_idx, shuffle_sync
 from kernels import tile
 from kernels.words import Float32, when
-from kernels.work import Range, first_or
+from kernels.work import UNLIMITED, Range, first_or
 
 Int32, Boolean, Pointer = cutlass.Int32, cutlass.Boolean, cutlass.Pointer
 
-UNLIMITED = 1 << 30
-"""A side of a window that leaves nothing out."""
 _UNSEEN = float("-inf")
 _WARP = 32
 

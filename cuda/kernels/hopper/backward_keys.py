@@ -8,7 +8,7 @@ from kernels import tile
 from kernels.hopper import warpgroup
 from kernels.hopper.backward_queries import mask_others, mask_outside, segment_of
 from kernels.words import Float32, when
-from kernels.work import Range, first_or
+from kernels.work import Range, first_or, offset_of
 
 Int32, Int64, Boolean, Pointer = cutlass.Int32, cutlass.Int64, cutlass.Boolean, cutlass.Pointer
 
@@ -40,7 +40,7 @@ def range_of(
       window_left: A query sees keys at most so far behind it.
       window_right: And so far ahead of it.
     """
-    offset = first_or(key_offset, Int32(0), Int32(0))
+    offset = offset_of(key_offset)
     key_limit = cutlass.min(num_keys, first_or(key_lengths, batch, num_keys))
     row_limit = cutlass.min(num_queries, first_or(query_lengths, batch, num_queries))
     first_tile = cutlass.max(first_row - window_left - offset, 0) // KEYS

@@ -8,7 +8,7 @@ from kernels import tile
 from kernels.hopper import warpgroup
 from kernels.hopper.key_order import accumulators_of_group
 from kernels.words import Float32, Uint32, load_if, view, when
-from kernels.work import first_or
+from kernels.work import first_or, offset_of
 
 Int32, Int64, Boolean, Pointer = cutlass.Int32, cutlass.Int64, cutlass.Boolean, cutlass.Pointer
 
@@ -59,7 +59,7 @@ def range_of(
       window_left: A query sees keys at most so far behind it.
       window_right: And so far ahead of it.
     """
-    offset = first_or(key_offset, Int32(0), Int32(0))
+    offset = offset_of(key_offset)
     key_limit = cutlass.min(num_keys, first_or(key_lengths, batch, num_keys))
     row_limit = cutlass.min(num_queries, first_or(query_lengths, batch, num_queries))
     last_key = cutlass.min(first_key + tile.ROWS, key_limit) - 1

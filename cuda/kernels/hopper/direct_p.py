@@ -9,9 +9,9 @@ block's scale, and the upper byte of that is E5M2.
 Exponents are kept as they come out of the rounding, in the low bits of float32 numbers between 2**23 and 2**24: their
 differences are exact as floats and as integers.
 
-Probabilities are relative to the largest scale of their row in the tile: blocks more than 2**14 smaller may lose bits,
-and those more than 2**29 smaller are zero. Across tiles nothing is lost: each tile's product is added in float32 with a
-factor of its own.
+Probabilities are relative to the largest scale of their row in the tile, which leaves blocks up to 2**16 smaller exact;
+smaller ones are cut, and those 2**20 smaller are zero. Across tiles nothing is lost: each tile's product is added in
+float32 with a factor of its own.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ _TOP = 0x0FFF0FFF  # still code 7
 _CODE_EXPONENT = -14  # of the scaled codes in float16
 _FACTOR_EXPONENT = 30  # of float16, for the block with the largest scale; the largest there is
 _UNIT = 2.0**-15 / 6  # probabilities are doubled, totals 2**-14 times the codes, and V leaves out a sixth
-_RESCALE_AT = 60.0  # octaves by which a scale may exceed that of the first tile
+_RESCALE_AT = 20.0  # octaves by which a scale may exceed that of the first tile
 
 
 @dataclasses.dataclass(frozen=True)

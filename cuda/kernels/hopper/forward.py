@@ -28,7 +28,7 @@ _QUERY_ROWS = warpgroup.ROWS * _CONSUMERS
 THREADS = 128 * (_CONSUMERS + 1)
 _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 24, 160
 _STAGES = 3
-_QUERY_BARRIER = 1  # and the next one: the query rows of a consumer are there, or are no longer read
+_QUERY_BARRIER = 1  # and the next two: the query rows of a consumer are there, or are no longer read
 
 
 @cute.jit

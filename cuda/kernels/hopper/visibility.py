@@ -8,12 +8,10 @@ from kernels import tile
 from kernels.hopper import warpgroup
 from kernels.hopper.key_order import KEYS, KeyOrder
 from kernels.words import Float32, Uint32, when
-from kernels.work import Range, first_or
+from kernels.work import UNLIMITED, Range, first_or
 
 Int32, Boolean, Pointer = cutlass.Int32, cutlass.Boolean, cutlass.Pointer
 
-UNLIMITED = 1 << 30
-"""A side of a window that leaves nothing out."""
 _UNSEEN = float("-inf")
 
 

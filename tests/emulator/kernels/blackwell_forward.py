@@ -1,4 +1,4 @@
-"""The library's forward for Blackwell on the emulator, launched as cuda/ffi/forward.cc launches it."""
+"""The library's forward for Blackwell on the emulator, launched as cuda/ffi/forward_blackwell.cc launches it."""
 
 import math
 from collections.abc import Iterable

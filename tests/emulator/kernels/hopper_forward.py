@@ -1,4 +1,4 @@
-"""The library's forward for Hopper on the emulator, launched as cuda/ffi/forward.cc launches it."""
+"""The library's forward for Hopper on the emulator, launched as cuda/ffi/forward_hopper.cc launches it."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -71,13 +71,16 @@ def expanded_value(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
     return arrays["values"].reshape(B, K, H, slots), arrays["exponents"]
 
 
-def attend(problem: Problem, seeds: Iterable[int] = (0,), blocks: int = 2) -> list[Attention]:
+def attend(
+    problem: Problem, seeds: Iterable[int] = (0,), blocks: int = 2, section: int | None = None
+) -> list[Attention]:
     """Expands key and value and runs the attention kernel.
 
     Args:
       problem: What to compute.
       seeds: Of the schedules.
       blocks: Thread blocks at most.
+      section: Heads that are sorted together, of those of all batches; None for one head or all.
 
     Returns:
       The result of each schedule.
@@ -115,6 +118,8 @@ def attend(problem: Problem, seeds: Iterable[int] = (0,), blocks: int = 2) -> li
         "num_items": items,
         **numbers(problem.config, B * N),
     }
+    if section is not None:
+        values["section"] = section
     return [
         Attention(x["output"].view(ml_dtypes.bfloat16).astype(np.float32).swapaxes(1, 2), x["lse"])
         for x in launch(kernel, (min(items, blocks), 1, 1), values, seeds)
