@@ -69,24 +69,30 @@ def forward(
         output, lse = reference.forward(config, operands, bias, visibility, num_keys=num_keys)
         return input_layout(output, head_size).astype(jnp.bfloat16), lse
 
-    lengths = {"num_keys": num_keys, "head_size": head_size}
+    expanded, ordered = expanded_operands(config, operands), ordered_key(config, operands)
+    attributes = {
+        "num_keys": num_keys,
+        "head_size": head_size,
+        "has_expanded_operands": bool(expanded),
+        "has_ordered_key": bool(ordered),
+    }
     result: tuple[jax.Array, jax.Array] = _run(
         "forward",
         config,
         head_size,
-        lengths,
+        attributes,
         function,
         operands,
         bias,
         visibility,
         kernel_arguments=(_slot_order(config, num_keys),),
-        workspace=expanded_operands(config, operands),
+        workspace=(*expanded, *ordered),
     )
     return result
 
 
 def expanded_operands(config: OperatorConfig, operands: Operands) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """What key and value are expanded to on their way into the tensor cores.
+    """What key and value are expanded to on their way into Hopper's tensor cores.
 
     Args:
       config: Static arguments.
@@ -94,14 +100,34 @@ def expanded_operands(config: OperatorConfig, operands: Operands) -> tuple[jax.S
 
     Returns:
       Key, float16 [B, K, S', H']; of MXFP4 values also E5M2 bytes [B, K, H', S'] and an int32 exponent of each tile,
-      [B, K, S'/128].
+      [B, K, S'/128]. Nothing in a program that is not for Hopper.
     """
+    if not native.is_for("hopper"):
+        return ()
     b, k, slots, h = operands.key.shape
     key = jax.ShapeDtypeStruct((b, k, slots, h), jnp.float16)
     if config.recipe.v_format != "mxfp4":
         return (key,)
     value = jax.ShapeDtypeStruct((b, k, h, slots), jnp.uint8)
     return key, value, jax.ShapeDtypeStruct((b, k, slots // KEY_TILE), jnp.int32)
+
+
+def ordered_key(config: OperatorConfig, operands: Operands) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """The key in the order of the slots, which Blackwell's kernels read.
+
+    Args:
+      config: Static arguments.
+      operands: As they are stored.
+
+    Returns:
+      Codes [B, K, S', H'/2] and scales [B, K, S'/128, H'/64, 512], uint8. Nothing where that is the order of the keys
+      anyway, or in a program that is not for Blackwell.
+    """
+    b, k, slots, h = operands.key.shape
+    if config.recipe.anchor_order != "strided" or not native.is_for("blackwell"):
+        return ()
+    shapes = (b, k, slots, h // 2), (b, k, slots // KEY_TILE, h // 64, 512)
+    return tuple(jax.ShapeDtypeStruct(shape, jnp.uint8) for shape in shapes)
 
 
 def _slot_order(config: OperatorConfig, num_keys: int) -> np.ndarray | None:
@@ -256,7 +282,7 @@ def _run(
     step: str,
     config: OperatorConfig,
     head_size: int,
-    lengths: dict[str, int],
+    further: dict[str, int | bool],
     function: Callable[..., Any],
     *arguments: Any,
     kernel_arguments: tuple[Any, ...] = (),
@@ -278,7 +304,7 @@ def _run(
 
     def custom_call(*arguments: Any) -> Any:
         arguments = _each_block_scaled(BlockScaled.in_pages, arguments)
-        return native.call(step, config, lengths, results, *arguments, *kernel_arguments, workspace=workspace)
+        return native.call(step, config, further, results, *arguments, *kernel_arguments, workspace=workspace)
 
     if config.implementation == "cuda":
         return lax.platform_dependent(*arguments, cuda=custom_call)

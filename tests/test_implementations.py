@@ -52,19 +52,19 @@ def test_names_are_tried_in_order(names, selected):
 
 
 def test_a_step_without_a_kernel_is_a_reason_against_cuda_alone():
-    message = "cuda: there is no kernel for the step 'forward' on compute capability 10.0 yet"
     with cross_compile((10, 0)):
-        assert select(("cuda", "reference")) == "cuda or reference"
-        with pytest.raises(NotImplementedError, match=message):
-            select("cuda")
+        assert select(("cuda", "reference"), recipes.nvfp4_pv) == "cuda or reference"
+        with pytest.raises(NotImplementedError, match="cuda: there is no kernel for v_format='nvfp4'"):
+            select("cuda", recipes.nvfp4_pv)
         with pytest.raises(NotImplementedError, match="cuda: there are kernels for head sizes 64 and 128, not 80"):
             select("cuda", head_size=80)
         with pytest.raises(NotImplementedError, match="cuda: there is no kernel for qk_format='bf16'"):
             select("cuda", recipes.bf16)
 
 
-def test_on_hopper_the_forward_has_kernels():
-    with cross_compile((9, 0)):
+@pytest.mark.parametrize("capability", [(9, 0), (10, 0), (10, 3)], ids=str)
+def test_the_forward_has_kernels(capability):
+    with cross_compile(capability):
         for recipe in (recipes.train, recipes.square, recipes.accurate):
             assert select("cuda", recipe) == "cuda"
         with pytest.raises(NotImplementedError, match="cuda: there is no kernel for code_map=MapSchedule"):

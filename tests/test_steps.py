@@ -71,8 +71,13 @@ class TestWithoutAName:
     )
     def test_steps_with_a_kernel_are_custom_calls(self, recipe, head_size, forward, backward):
         assert forward_and_backward(recipe, head_size, HOPPER) == (forward, backward)
-        for_both = [[target for target in found if target not in (FORWARD, BACKWARD)] for found in (forward, backward)]
-        assert forward_and_backward(recipe, head_size, BLACKWELL) == tuple(for_both)
+        for_both = [target for target in backward if target != BACKWARD]
+        assert forward_and_backward(recipe, head_size, BLACKWELL) == (forward, for_both)
+
+    def test_recipes_with_a_kernel_on_blackwell_alone(self):
+        recipe = recipes.guarded(10, 16)
+        assert forward_and_backward(recipe, 64, HOPPER)[0] == [QUANTIZE]
+        assert forward_and_backward(recipe, 64, BLACKWELL)[0] == [QUANTIZE, FORWARD]
 
     def test_batches_beyond_the_grid_are_the_reference(self):
         x = jax.ShapeDtypeStruct((65536, 1, 1, 64), jnp.bfloat16)
@@ -97,7 +102,7 @@ class TestWithoutAName:
     def test_a_program_for_several_platforms_has_both(self):
         query, key, value, _ = shaped()
         program = lower(attend(), query, key, value, platforms=("cpu", "cuda"))
-        assert targets(program) == [QUANTIZE]
+        assert targets(program) == [QUANTIZE, FORWARD]
         only_cuda = lower(attend(), query, key, value)
         only_cpu = lower(attend(), query, key, value, platforms=("cpu",))
         assert targets(only_cpu) == []
@@ -109,10 +114,15 @@ class TestInsistedOn:
         with pytest.raises(NotImplementedError, match=f"^implementation: cuda: {re.escape(reason)}"):
             lower(function, *arguments)
 
-    def test_a_step_of_the_forward_without_a_kernel(self):
+    def test_a_step_without_a_kernel_on_blackwell(self):
+        reason = "there is no kernel for the step 'backward' on compute capability 10.0 yet"
+        self.refuses(gradients(attend(implementation="cuda")), *shaped(), reason=reason)
+
+    def test_on_blackwell_the_forward_is_kernels(self):
         *inputs, _ = shaped()
-        reason = "there is no kernel for the step 'forward' on compute capability 10.0 yet"
-        self.refuses(attend(implementation="cuda"), *inputs, reason=reason)
+        program = lower(attend(implementation="cuda"), *inputs, capability=BLACKWELL)
+        assert targets(program) == [QUANTIZE, FORWARD]
+        assert "dot_general" not in program
 
     def test_on_hopper_everything_is_kernels(self):
         *inputs, d_out = shaped()
@@ -155,7 +165,7 @@ class TestInsistedOn:
 
 class TestOperands:
     def test_float32_inputs_are_rounded_before(self):
-        (_, _, operands, results), rows = calls(lower(gradients(attend()), *shaped(dtype=jnp.float32)))
+        (_, _, operands, results), _, rows = calls(lower(gradients(attend()), *shaped(dtype=jnp.float32)))
         assert operands == ["2x40x4x64xbf16", "2x40x2x64xbf16", "2x40x2x64xbf16"]
         assert rows[2] == ["2x40x4x64xbf16", "2x4x40xf32", "2x40x4x64xbf16", "2x4x40xf32", "2x2xf32"]
         assert (operands, results) == calls(lower(gradients(attend()), *shaped()))[0][2:]
@@ -181,10 +191,11 @@ class TestOperands:
             assert operands[3:] == [f"{num_keys}xi32"]
             assert last_operand_of_first_call(program) == key_order(recipe, num_keys).tolist()
 
-    def test_the_forward_takes_the_key_of_each_slot_too(self):
+    @pytest.mark.parametrize("capability", [HOPPER, BLACKWELL], ids=str)
+    def test_the_forward_takes_the_key_of_each_slot_too(self, capability):
         *inputs, _ = shaped(num_keys=90)
         (_, _, _, quantized), (target, _, operands, _) = calls(
-            lower(attend(recipes.accurate), *inputs, capability=HOPPER)
+            lower(attend(recipes.accurate), *inputs, capability=capability)
         )
         assert (target, operands) == (FORWARD, [*quantized, "90xi32"])
 
@@ -193,8 +204,9 @@ class TestOperands:
     )
     def test_keys_in_order_need_no_slots(self, recipe):
         *inputs, _ = shaped()
-        ((_, _, operands, _),) = calls(lower(attend(recipe), *inputs))
+        (_, _, operands, quantized), *forward = calls(lower(attend(recipe), *inputs))
         assert len(operands) == 3
+        assert all(call[2] == quantized for call in forward)
 
 
 def last_operand_of_first_call(program):

@@ -8,8 +8,15 @@
 namespace fp4attn {
 namespace {
 
-// The exponential on the published quarter of the pairs of keys, in every query tile.
-constexpr std::string_view kMixed = "|exponential(0.0)|0,4,8,12;1,4,9,12;2,4,10,12;3,4,11,12|xx";
+// The exponential on the published quarter of the pairs of keys, and the query tiles that have it.
+constexpr std::string_view kMixed = "|exponential(0.0)|0,4,8,12;1,4,9,12;2,4,10,12;3,4,11,12|";
+constexpr std::string_view kEveryTile = "xx", kOddTiles = "-x";
+
+bool RemoveEnd(std::string_view& text, std::string_view end) {
+  if (text.size() <= end.size() || text.substr(text.size() - end.size()) != end) return false;
+  text.remove_suffix(end.size());
+  return true;
+}
 
 [[noreturn]] void Unknown(std::string_view step, std::string_view text) {
   Fail(ffi::ErrorCode::kUnimplemented, step,
@@ -20,10 +27,10 @@ constexpr std::string_view kMixed = "|exponential(0.0)|0,4,8,12;1,4,9,12;2,4,10,
 
 }  // namespace
 
-CodeMap ReadCodeMap(std::string_view step, std::string_view text) {
+CodeMap ReadCodeMap(std::string_view step, std::string_view text, bool takes_odd_tiles) {
   std::string_view map = text;
-  const bool mixed = map.size() > kMixed.size() && map.substr(map.size() - kMixed.size()) == kMixed;
-  if (mixed) map.remove_suffix(kMixed.size());
+  const bool odd = takes_odd_tiles && RemoveEnd(map, kOddTiles);
+  const bool mixed = (odd || RemoveEnd(map, kEveryTile)) && RemoveEnd(map, kMixed);
   const size_t open = map.find('(');
   if (open == std::string_view::npos || map.back() != ')' || map.find(')') != map.size() - 1) Unknown(step, text);
   const std::string_view kind = map.substr(0, open);
@@ -36,12 +43,12 @@ CodeMap ReadCodeMap(std::string_view step, std::string_view text) {
     if (*end == '\0') break;
   }
   if (kind == "affine" && numbers.size() == 2) {
-    return {mixed ? "affine_mixed" : "affine", mixed, numbers[0], numbers[1], 0};
+    return {odd ? "affine_mixed_odd" : mixed ? "affine_mixed" : "affine", mixed, odd, numbers[0], numbers[1], 0};
   }
   if (kind == "signedsquare" && numbers.size() == 3 && !mixed) {
-    return {"square", false, numbers[0], numbers[1], numbers[2]};
+    return {"square", false, false, numbers[0], numbers[1], numbers[2]};
   }
-  if (kind == "exponential" && numbers.size() == 1 && !mixed) return {"exponential", false, 1, numbers[0], 0};
+  if (kind == "exponential" && numbers.size() == 1 && !mixed) return {"exponential", false, false, 1, numbers[0], 0};
   Unknown(step, text);
 }
 

@@ -9,10 +9,11 @@ namespace fp4attn {
 struct CodeMap {
   std::string kernel;  // part of the kernel's name
   bool is_mixed = false;  // with the exponential on a quarter of the pairs
+  bool is_mixed_in_odd_tiles = false;  // of query rows, and in no others
   float slope = 0, intercept = 0, constant = 0;
 };
 
-// Throws a Failure for a map that no kernel has.
-CodeMap ReadCodeMap(std::string_view step, std::string_view text);
+// Throws a Failure for a map that no kernel has; some kernels are mixed in odd tiles alone.
+CodeMap ReadCodeMap(std::string_view step, std::string_view text, bool takes_odd_tiles);
 
 }  // namespace fp4attn

@@ -38,6 +38,7 @@ constexpr uint32_t kSm90a = 1, kSm100f = 2;
 struct Image {
   const unsigned char* bytes;
   uint32_t bit;
+  Target target;
 };
 
 // Up to this much shared memory a kernel needs no attribute.
@@ -55,8 +56,8 @@ Image ImageFor(const Driver& driver, CUdevice device) {
                "cuDeviceGetAttribute");
   driver.Check(driver.device_get_attribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device),
                "cuDeviceGetAttribute");
-  if (major == 9 && minor == 0) return {fp4attn_image_sm_90a, kSm90a};
-  if (major == 10 && (minor == 0 || minor == 3)) return {fp4attn_image_sm_100f, kSm100f};
+  if (major == 9 && minor == 0) return {fp4attn_image_sm_90a, kSm90a, Target::kHopper};
+  if (major == 10 && (minor == 0 || minor == 3)) return {fp4attn_image_sm_100f, kSm100f, Target::kBlackwell};
   Fail(ffi::ErrorCode::kInvalidArgument, "expected a GPU of compute capability 9.0, 10.0 or 10.3, got ", major, ".",
        minor, "; use implementation='reference'");
 }
@@ -72,32 +73,37 @@ class Library {
 
   std::pair<const Kernel*, CUkernel> Find(const Driver& driver, std::string_view name) {
     std::lock_guard<std::mutex> lock(mutex_);
-    const Kernels& kernels = Prepare(driver, CurrentDevice(driver));
+    const Kernels& kernels = *Prepare(driver, CurrentDevice(driver)).kernels;
     auto found = kernels.find(name);
     if (found == kernels.end()) Fail(ffi::ErrorCode::kInternal, "no kernel is called ", name);
     return found->second;
   }
 
-  void PrepareCurrentDevice(const Driver& driver) {
+  Target PrepareCurrentDevice(const Driver& driver) {
     std::lock_guard<std::mutex> lock(mutex_);
-    Prepare(driver, CurrentDevice(driver));
+    return Prepare(driver, CurrentDevice(driver)).target;
   }
 
  private:
   using Kernels = std::map<std::string_view, std::pair<const Kernel*, CUkernel>>;
 
-  const Kernels& Prepare(const Driver& driver, CUdevice device) {
+  struct Device {
+    const Kernels* kernels;
+    Target target;
+  };
+
+  const Device& Prepare(const Driver& driver, CUdevice device) {
     auto ready = devices_.find(device);
-    if (ready != devices_.end()) return *ready->second;
-    Kernels& kernels = Load(driver, ImageFor(driver, device));
+    if (ready != devices_.end()) return ready->second;
+    const Image image = ImageFor(driver, device);
+    Kernels& kernels = Load(driver, image);
     for (auto& [name, kernel] : kernels) {
       if (kernel.first->shared_bytes <= kSharedBytesWithoutAttribute) continue;
       driver.Check(driver.kernel_set_attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                                                kernel.first->shared_bytes, kernel.second, device),
                    "cuKernelSetAttribute");
     }
-    devices_[device] = &kernels;
-    return kernels;
+    return devices_[device] = {&kernels, image.target};
   }
 
   Kernels& Load(const Driver& driver, Image image) {
@@ -118,7 +124,7 @@ class Library {
 
   std::mutex mutex_;
   std::map<const unsigned char*, Kernels> images_;
-  std::map<CUdevice, const Kernels*> devices_;
+  std::map<CUdevice, Device> devices_;
 };
 
 }  // namespace
@@ -132,6 +138,8 @@ int32_t Multiprocessors() {
 }
 
 void LoadKernels() { Library::Get().PrepareCurrentDevice(Driver::Get()); }
+
+Target CurrentTarget() { return Library::Get().PrepareCurrentDevice(Driver::Get()); }
 
 void internal::Launch(CUstream stream, std::string_view name, Grid grid, std::string_view signature,
                       void** parameters) {

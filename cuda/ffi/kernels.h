@@ -14,6 +14,11 @@ struct Grid {
   uint32_t x, y, z;
 };
 
+enum class Target { kHopper, kBlackwell };
+
+// Of the current device; loads its kernels, unless they are loaded.
+Target CurrentTarget();
+
 // Loads the kernels for the current device, unless they are loaded. Nothing after it touches files, allocates device
 // memory or synchronises, so that a launch can be captured into a graph.
 void LoadKernels();

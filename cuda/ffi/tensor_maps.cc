@@ -20,7 +20,14 @@ uint32_t BytesOf(CUtensorMapDataType type) {
 }
 
 CUtensorMapSwizzle SwizzleOf(uint32_t box_bytes) {
-  return box_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B;
+  switch (box_bytes) {
+    case 32:
+      return CU_TENSOR_MAP_SWIZZLE_32B;
+    case 64:
+      return CU_TENSOR_MAP_SWIZZLE_64B;
+    default:
+      return CU_TENSOR_MAP_SWIZZLE_128B;
+  }
 }
 
 template <size_t rank>

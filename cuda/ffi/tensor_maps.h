@@ -7,7 +7,7 @@
 
 namespace fp4attn {
 
-// Of a matrix without padding, in boxes of rows of 64 or 128 bytes, which are swizzled.
+// Of a matrix without padding, in boxes of rows of 32, 64 or 128 bytes, which are swizzled.
 CUtensorMap MatrixMap(CUtensorMapDataType type, void* data, int64_t rows, int64_t columns, uint32_t box_rows,
                       uint32_t box_bytes);
 

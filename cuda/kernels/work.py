@@ -3,6 +3,7 @@
 import dataclasses
 
 import cutlass
+from cutlass.cute.arch import grid_dim
 from kernels import tile
 from kernels.words import Uint32, load_if, view, when
 
@@ -27,8 +28,9 @@ class Item:
 def item_of(index: Int32, rows: int, num_queries: Int32, num_heads: Int32, batches: Int32, section: Int32) -> Item:
     """The item of an index.
 
-    Heads come in sections that the L2 cache holds; within one the last rows, which see most keys if attention is
-    causal, of all heads come first.
+    Heads come in sections that the L2 cache holds. Within one the rows that see most keys, if attention is causal, of
+    all heads come first; in every other section last, so that work goes on without a step. Thread blocks take items in
+    turn, every other time from the last block to the first: the one that had the longest item gets the shortest.
 
     Args:
       index: Of the item.
@@ -39,11 +41,21 @@ def item_of(index: Int32, rows: int, num_queries: Int32, num_heads: Int32, batch
       section: Heads in a section.
     """
     tiles = (num_queries + rows - 1) // rows
+    index = _there_and_back(index, num_heads * batches * tiles)
     which, within = index // (section * tiles), index % (section * tiles)
     first_head = which * section
     heads = cutlass.min(section, num_heads * batches - first_head)
+    within = when(which % 2 == 0, within, heads * tiles - 1 - within)
     head = first_head + within % heads
     return Item((tiles - 1 - within // heads) * rows, head % num_heads, head // num_heads)
+
+
+def _there_and_back(index: Int32, end: Int32) -> Int32:
+    """The indices below ``end`` with every other run of as many as there are thread blocks reversed."""
+    blocks, _, _ = grid_dim()
+    turn, place = index // blocks, index % blocks
+    length = cutlass.min(blocks, end - turn * blocks)
+    return when(turn % 2 == 0, index, turn * blocks + length - 1 - place)
 
 
 @dataclasses.dataclass(frozen=True)

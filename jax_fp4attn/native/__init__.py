@@ -1,6 +1,6 @@
 """The native implementation: custom calls, the names and attributes that they have, and where they can run."""
 
-from jax_fp4attn.native.availability import cross_compile, why_unavailable
+from jax_fp4attn.native.availability import cross_compile, is_for, why_unavailable
 from jax_fp4attn.native.calls import call, register, target_name, target_names
 from jax_fp4attn.native.coverage import missing_kernel
 from jax_fp4attn.native.information import Info, info
@@ -10,6 +10,7 @@ __all__ = [
     "call",
     "cross_compile",
     "info",
+    "is_for",
     "missing_kernel",
     "register",
     "target_name",

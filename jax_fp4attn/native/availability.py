@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import Literal
 
 import jax
 
@@ -9,8 +10,15 @@ from jax_fp4attn.native import library
 
 ComputeCapability = tuple[int, int]
 
-# Hopper, Blackwell, Blackwell Ultra.
-COMPUTE_CAPABILITIES = ((9, 0), (10, 0), (10, 3))
+Architecture = Literal["hopper", "blackwell"]
+
+# Blackwell's second one is Blackwell Ultra.
+_ARCHITECTURES: dict[ComputeCapability, Architecture] = {
+    (9, 0): "hopper",
+    (10, 0): "blackwell",
+    (10, 3): "blackwell",
+}
+COMPUTE_CAPABILITIES = tuple(_ARCHITECTURES)
 
 # A user context is part of the key of JAX's caches: what is traced under another value is traced again.
 _cross_compiling = jax.make_user_context(None)
@@ -63,6 +71,16 @@ def capabilities() -> set[ComputeCapability]:
     if is_cross_compiling():
         return {_cross_compiling.value}
     return set(local_gpus().values()) & set(COMPUTE_CAPABILITIES)
+
+
+def architecture(capability: ComputeCapability) -> Architecture:
+    """Which kernels a GPU takes that some kernel runs on."""
+    return _ARCHITECTURES[capability]
+
+
+def is_for(name: Architecture) -> bool:
+    """Whether programs are traced for a GPU of an architecture, among others perhaps."""
+    return any(architecture(capability) == name for capability in capabilities())
 
 
 def why_unavailable() -> str | None:

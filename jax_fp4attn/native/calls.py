@@ -66,7 +66,7 @@ def register() -> None:
 def call(
     step: str,
     config: OperatorConfig,
-    lengths: dict[str, int],
+    further: dict[str, int | bool],
     results: Any,
     *arguments: Any,
     workspace: Sequence[jax.ShapeDtypeStruct] = (),
@@ -76,7 +76,7 @@ def call(
     Args:
       step: Its name.
       config: Static arguments.
-      lengths: Further static numbers of the step.
+      further: Further attributes of the step.
       results: The reference's results, a pytree of shapes with their types.
       *arguments: The step's array arguments, pytrees.
       workspace: Arrays that the kernels work in.
@@ -91,7 +91,7 @@ def call(
         "is_causal": config.is_causal,
         "window_left": np.int32(-1 if config.window is None else config.window[0]),
         "window_right": np.int32(-1 if config.window is None else config.window[1]),
-        **{name: np.int32(value) for name, value in lengths.items()},
+        **{name: value if isinstance(value, bool) else np.int32(value) for name, value in further.items()},
         **_presence(arguments),
         **recipe_attributes(config.recipe),
     }

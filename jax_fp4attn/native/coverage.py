@@ -5,15 +5,20 @@ from collections.abc import Iterator
 import numpy as np
 
 from jax_fp4attn.code_map import Affine, Exponential, MapSchedule, SignedSquare, uniform, with_exponential
-from jax_fp4attn.native.availability import ComputeCapability, capabilities
+from jax_fp4attn.native.availability import Architecture, architecture, capabilities
 from jax_fp4attn.native.calls import STEPS, STEPS_WITH_HANDLERS
 from jax_fp4attn.recipe import Recipe
 
 STEPS_WITH_KERNELS = frozenset(STEPS_WITH_HANDLERS)
-STEPS_FOR_HOPPER_ALONE = frozenset({"forward", "backward"})
+STEPS_FOR_HOPPER_ALONE = frozenset({"backward"})
 """Those of them that have none for other GPUs."""
 
-_HOPPER: ComputeCapability = (9, 0)
+# How many anchor keys the forward has kernels for, and which query tiles take the exponential with them.
+_QUERY_TILES_OF_ANCHORS: dict[Architecture, dict[int, tuple[bool, bool]]] = {
+    "hopper": {32: (True, True)},
+    "blackwell": {32: (True, True), 128: (False, True)},
+}
+_ANY_GPU: Architecture = "hopper"  # where there is none yet, as before a program is compiled
 
 HEAD_SIZES = (64, 128)
 MAX_BATCH = 65535  # a dimension of the grid
@@ -41,16 +46,19 @@ def missing_kernel(step: str, recipe: Recipe, head_size: int, batch: int = 1) ->
     assert step in STEPS, step
     if step not in STEPS_WITH_KERNELS:
         return f"there is no kernel for the step {step!r} yet"
-    others = capabilities() - {_HOPPER} if step in STEPS_FOR_HOPPER_ALONE else set()
-    if others:
-        major, minor = min(others)
-        return f"there is no kernel for the step {step!r} on compute capability {major}.{minor} yet"
+    if step in STEPS_FOR_HOPPER_ALONE:
+        others = {capability for capability in capabilities() if architecture(capability) != "hopper"}
+        if others:
+            major, minor = min(others)
+            return f"there is no kernel for the step {step!r} on compute capability {major}.{minor} yet"
     if isinstance(batch, int) and batch > MAX_BATCH:
         return f"there are kernels for batches of at most {MAX_BATCH}, not {batch}"
-    return next(_obstacles(step, recipe, head_size), None)
+    found = {architecture(capability) for capability in capabilities()} or {_ANY_GPU}
+    obstacles = (obstacle for name in sorted(found) for obstacle in _obstacles(step, recipe, head_size, name))
+    return next(obstacles, None)
 
 
-def _obstacles(step: str, recipe: Recipe, head_size: int) -> Iterator[str]:
+def _obstacles(step: str, recipe: Recipe, head_size: int, name: Architecture) -> Iterator[str]:
     if head_size not in HEAD_SIZES:
         yield f"there are kernels for head sizes 64 and 128, not {head_size}"
     if step == "row_operands":
@@ -65,7 +73,7 @@ def _obstacles(step: str, recipe: Recipe, head_size: int) -> Iterator[str]:
         return
     yield from _other_than(recipe, "v_format", "mxfp4", "e4m3")
     if step == "forward":
-        yield from _probabilities(recipe)
+        yield from _probabilities(recipe, name)
         return
     yield from _other_than(recipe, "qk_scale_fold", "none", "k64_mse")
     rule = recipe.v_exponent_rule
@@ -77,8 +85,8 @@ def _obstacles(step: str, recipe: Recipe, head_size: int) -> Iterator[str]:
         yield from _other_than(recipe, "backward_qk", "source")
 
 
-def _probabilities(recipe: Recipe) -> Iterator[str]:
-    """What stands against the ways of making probabilities that the forward has."""
+def _probabilities(recipe: Recipe, name: Architecture) -> Iterator[str]:
+    """What stands against the ways of making probabilities that the forward has on an architecture."""
     if recipe.p_format != "mxfp4":
         yield from _other_than(recipe, "denominator", "unquantized")
         return
@@ -86,11 +94,13 @@ def _probabilities(recipe: Recipe) -> Iterator[str]:
     if recipe.p_exponent_rule == "ceil":
         yield f"there is no kernel for p_exponent_rule={recipe.p_exponent_rule!r}"
     assert recipe.code_map is not None
-    anchored = recipe.row_reference == "anchor"
-    if anchored:
-        yield from _other_than(recipe, "anchor_keys", 32)
-    if not (_is_mixed(recipe.code_map) if anchored else _is_simple(recipe.code_map)):
-        yield f"there is no kernel for code_map={recipe.code_map!r} with row_reference={recipe.row_reference!r}"
+    if recipe.row_reference == "zero":
+        if not _is_simple(recipe.code_map):
+            yield f"there is no kernel for code_map={recipe.code_map!r} with row_reference='zero'"
+        return
+    yield from _other_than(recipe, "anchor_keys", *_QUERY_TILES_OF_ANCHORS[name])
+    if not _is_mixed(recipe.code_map, _QUERY_TILES_OF_ANCHORS[name].get(recipe.anchor_keys)):
+        yield f"there is no kernel for code_map={recipe.code_map!r} with {recipe.anchor_keys} anchor keys"
 
 
 def _is_simple(schedule: MapSchedule) -> bool:
@@ -98,10 +108,12 @@ def _is_simple(schedule: MapSchedule) -> bool:
     return schedule == uniform(code_map) and isinstance(code_map, Affine | SignedSquare | Exponential)
 
 
-def _is_mixed(schedule: MapSchedule) -> bool:
-    """Whether it is an affine map with the exponential on the published quarter of the pairs."""
+def _is_mixed(schedule: MapSchedule, query_tiles: tuple[bool, bool] | None) -> bool:
+    """Whether it is an affine map with the exponential on the published quarter of the pairs in these query tiles."""
     code_map = schedule.quarters[0]
-    return isinstance(code_map, Affine) and schedule == with_exponential(code_map, (1, 1, 1, 1))
+    if query_tiles is None or not isinstance(code_map, Affine):
+        return False
+    return schedule == with_exponential(code_map, (1, 1, 1, 1), query_tiles=query_tiles)
 
 
 def _other_than(recipe: Recipe, field: str, *choices: str | int) -> Iterator[str]:

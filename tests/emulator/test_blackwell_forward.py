@@ -9,7 +9,6 @@ import pytest
 
 from jax_fp4attn import recipes
 from jax_fp4attn.config import LOG2_E
-from jax_fp4attn.formats import BlockScaled, from_scale_pages, to_scale_pages
 from jax_fp4attn.recipe import Recipe
 from jax_fp4attn.reference.masking import valid_queries
 from jax_fp4attn.reference.operands import score_operand_values
@@ -17,12 +16,19 @@ from jax_fp4attn.reference.tiles import key_order
 from tests.assertions import relative_l2
 from tests.emulator.kernels import blackwell_forward as blackwell
 from tests.emulator.kernels import blackwell_tiles
-from tests.emulator.kernels.forward import Attention, Problem, Shape, inputs, numbers, problem_of
+from tests.emulator.kernels.blackwell_cases import CASES, GUARDED, WINDOWS
+from tests.emulator.kernels.forward import (
+    Attention,
+    Problem,
+    Shape,
+    inputs,
+    numbers,
+    problem_of,
+    same_bits,
+    with_nan_scales,
+)
 
 pytestmark = pytest.mark.skipif(not blackwell.available(), reason="build/native has no forward: make native")
-
-GUARDED = recipes.guarded(10, 16)
-LEADING = dataclasses.replace(recipes.accurate, name="leading", anchor_order="leading", margin=0)
 
 LSE = 1e-5
 # The output differs from the reference by the order in which the tiles are added, which may round an element to the
@@ -80,80 +86,27 @@ def check_tiles(problem: Problem) -> None:
     assert different.sum() <= 1e-5 * there.sum() + 1
 
 
-def same_bits(one: Attention, other: Attention) -> bool:
-    return all(np.array_equal(x.view(np.uint32), y.view(np.uint32)) for x, y in zip(one, other, strict=True))
-
-
-def random_segments(batch: int, num_queries: int, num_keys: int) -> tuple[np.ndarray, np.ndarray]:
-    """Segments 0 (padding) to 3, which follow one another."""
-    rng = np.random.default_rng(7)
-    queries, keys = (np.sort(rng.integers(0, 4, (batch, length)), axis=1) for length in (num_queries, num_keys))
-    return queries, keys
-
-
-CASES: dict[str, tuple[Recipe, Shape, dict[str, Any]]] = {
-    "one key": (recipes.square, Shape(1, 3, 1, 1, 1, 64), {}),
-    "one key, online": (recipes.train, Shape(1, 3, 1, 1, 1, 128), {}),
-    "31 keys": (recipes.fast, Shape(1, 140, 31, 2, 1, 128), {}),
-    "33 keys": (recipes.exact_map, Shape(1, 40, 33, 1, 1, 64), {}),
-    "127 keys": (recipes.train, Shape(1, 70, 127, 2, 2, 128), {}),
-    "a whole tile": (recipes.fp8_pv, Shape(1, 256, 128, 1, 1, 64), {}),
-    "strided anchor of few keys": (recipes.accurate, Shape(1, 40, 31, 1, 1, 128), {}),
-    "guarded with few keys": (GUARDED, Shape(1, 140, 33, 1, 1, 64), {}),
-    "a tile and 1": (recipes.fast_video, Shape(1, 40, 129, 2, 1, 128), {}),
-    "a tile and 31": (recipes.fp8_pv, Shape(1, 129, 159, 1, 1, 128), {}),
-    "a tile and 33": (GUARDED, Shape(1, 257, 161, 1, 1, 128), {}),
-    "two tiles": (recipes.exact_map, Shape(1, 200, 256, 1, 1, 128), {}),
-    "two tiles and 1": (recipes.train, Shape(1, 40, 257, 1, 1, 64), {}),
-    "two tiles and 31": (recipes.fast_video, Shape(1, 40, 287, 1, 1, 64), {}),
-    "two tiles and 33": (recipes.square, Shape(1, 256, 289, 1, 1, 128), {}),
-    "two tiles and 127": (recipes.accurate, Shape(1, 300, 383, 1, 1, 64), {}),
-    "three tiles and 1": (recipes.fp8_pv, Shape(1, 40, 385, 2, 1, 64), {}),
-    "three tiles and 33": (GUARDED, Shape(1, 256, 417, 1, 1, 64), {}),
-    "four tiles and 31": (recipes.fast, Shape(1, 256, 543, 1, 1, 64), {}),
-    "five tiles": (recipes.train, Shape(1, 40, 640, 1, 1, 128), {}),
-    "strided anchor": (recipes.accurate, Shape(2, 140, 287, 2, 1, 128), {}),
-    "raw margin": (recipes.accurate_raw_margin, Shape(1, 40, 161, 1, 1, 128), {}),
-    "leading anchor": (LEADING, Shape(1, 40, 255, 1, 1, 64), {}),
-    "grouped heads": (recipes.square, Shape(2, 150, 40, 6, 2, 64), {}),
-    "causal": (recipes.train, Shape(1, 300, 300, 2, 1, 64), {"is_causal": True}),
-    "causal, grouped heads": (recipes.train, Shape(2, 257, 257, 4, 2, 128), {"is_causal": True}),
-    "causal and more keys": (recipes.fast, Shape(1, 100, 260, 1, 1, 128), {"is_causal": True}),
-    "causal and fewer keys": (recipes.fp8_pv, Shape(1, 300, 65, 1, 1, 128), {"is_causal": True}),
-    "causal with a strided anchor": (recipes.accurate, Shape(1, 140, 140, 1, 1, 64), {"is_causal": True}),
-    "causal, square": (recipes.square, Shape(1, 513, 513, 1, 1, 64), {"is_causal": True}),
-    "lengths": (recipes.square, Shape(2, 300, 300, 1, 1, 128), {"query_lengths": [170, 300], "key_lengths": [131, 9]}),
-    "segments": (recipes.train, Shape(2, 150, 260, 2, 1, 64), {"segments": random_segments(2, 150, 260)}),
-    "segments with a strided anchor": (
-        recipes.accurate,
-        Shape(1, 70, 150, 1, 1, 128),
-        {"segments": random_segments(1, 70, 150), "key_lengths": [141]},
-    ),
-}
-
-WINDOWS: dict[str, tuple[Recipe, Shape, dict[str, Any]]] = {
-    "window": (recipes.train, Shape(1, 600, 600, 1, 1, 64), {"window": (100, 30)}),
-    "window without future": (recipes.square, Shape(1, 513, 513, 1, 1, 128), {"window": (70, 0)}),
-    "a key": (recipes.fp8_pv, Shape(1, 300, 300, 1, 1, 64), {"window": (0, 0)}),
-    "offset": (recipes.fast, Shape(1, 300, 300, 1, 1, 64), {"window": (100, 100), "key_offset": -290}),
-    "keys after the queries": (recipes.train, Shape(1, 512, 200, 1, 1, 64), {"is_causal": True, "key_offset": 300}),
-    "everything": (
-        recipes.accurate,
-        Shape(2, 70, 150, 2, 1, 64),
-        {
-            "window": (100, 30),
-            "query_lengths": [70, 50],
-            "key_lengths": [150, 140],
-            "segments": random_segments(2, 70, 150),
-        },
-    ),
-}
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_every_tile(name: str) -> None:
     recipe, shape, options = CASES[name]
     check_tiles(problem_of(recipe, *inputs(shape), **options))
+
+
+@pytest.mark.parametrize("name", ["causal, square", "causal, grouped heads", "causal and fewer keys", "lengths"])
+def test_tiles_that_no_row_sees_are_left_out(name: str) -> None:
+    recipe, shape, options = CASES[name]
+    problem = problem_of(recipe, *inputs(shape), **options)
+    recorder = blackwell_tiles.Recorder(shape.H)
+    blackwell.attend(problem, blocks=1 << 20, products=recorder)
+    section = int(numbers(problem.config, shape.B * shape.N)["section"])
+    scores = blackwell_tiles.gathered(problem, recorder, section).scores
+    seen = np.isfinite(blackwell_tiles.expected(problem, scores[:, :, : shape.T]).raw)
+    rows, slots = scores.shape[2:]
+    seen = np.pad(seen, ((0, 0), (0, 0), (0, rows - shape.T), (0, 0)))
+    by_tile = (shape.B, shape.N, rows // 128, 128, slots // 128, 128)
+    computed = ~np.isnan(scores).reshape(by_tile).any((3, 5))
+    np.testing.assert_array_equal(computed, seen.reshape(by_tile).any((3, 5)))
+    assert not computed.all()
 
 
 @pytest.mark.parametrize("name", WINDOWS)
@@ -298,14 +251,6 @@ class TestVisibility:
         np.testing.assert_array_equal(actual.lse[0, 0] == -np.inf, blind)
         assert (actual.output[0, 0][blind] == 0).all()
         assert_same_result(actual, problem.expected())
-
-
-def with_nan_scales(x: BlockScaled, rows: np.ndarray) -> BlockScaled:
-    """NVFP4 with NaN scales in some rows [B, tiles * 128] of every head, rows that have no codes among them."""
-    num_scales = x.shape[-1] // x.block_size
-    scales = from_scale_pages(x.scales, rows.shape[1], num_scales)
-    scales = jnp.where(rows[:, None, :, None], np.uint8(0x7F), scales)
-    return dataclasses.replace(x, scales=to_scale_pages(scales))
 
 
 class TestExtremes:

@@ -85,6 +85,15 @@ def test_an_altered_program_equals_one_made_from_its_kernel(program):
             assert quick == full
 
 
+def test_an_altered_program_may_have_a_branch_elsewhere(program):
+    kernel = program.kernel
+    branch = next(i for i in kernel.instructions if i.opcode == "bra" and i.guard is not None)
+    behind = kernel.instructions[branch.index + 1]
+    swapped = moved(kernel, branch.index + 1, branch.index)
+    assert swapped.instructions[branch.index].text == behind.text
+    assert _said(program.altered(swapped)) == _said(Program(swapped))
+
+
 def _said(program: Program) -> str:
     try:
         return "\n".join(sorted(f.text for f in _run(program, [0], 10_000).findings))

@@ -28,7 +28,8 @@ def main() -> None:
             jnp.asarray(rng.standard_normal((BATCH, *shape, head_size)), jnp.bfloat16)
             for shape in ((QUERIES, HEADS), (KEYS, KV_HEADS), (KEYS, KV_HEADS))
         )
-        for recipe in (recipes.train, recipes.square, recipes.accurate, recipes.fast, recipes.exact_map):
+        guarded = recipes.guarded(10, 16)  # which has a kernel on Blackwell alone
+        for recipe in (recipes.train, recipes.square, recipes.accurate, recipes.fast, recipes.exact_map, guarded):
             config = OperatorConfig(recipe, 0.1, is_causal=False, window=None, implementation="cuda or reference")
             arguments = (query, key, value, visibility)
             for step in (steps.quantize, steps.quantize_for_training):

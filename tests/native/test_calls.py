@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_fp4attn
 from jax_fp4attn import SegmentIds, checkpoint_policies, recipes
+from jax_fp4attn.native import availability
 from tests import meshes
 from tests.custom_calls import calls, lower, targets
 from tests.meshes import gradients, one_device
@@ -61,14 +62,34 @@ class TestOneDevice:
             "2x2x64x128xui8",
         ]
         assert forward_operands == results
-        # And the memory for the expanded key.
-        assert forward_results == ["2x40x4x64xbf16", "2x4x40xf32", "2x2x128x64xf16"]
+        assert forward_results == ["2x40x4x64xbf16", "2x4x40xf32"]
 
-    def test_memory_of_mxfp4_values(self):
-        _, (_, _, operands, results) = calls(lower(functools.partial(attend, recipe=recipes.accurate), *shaped(*LONG)))
-        assert operands[-1] == "200xi32"
-        # Key, value and the exponents of the value's tiles.
-        assert results[2:] == ["2x2x256x64xf16", "2x2x64x256xui8", "2x2x2xi32"]
+    HOPPER, BLACKWELL = (9, 0), (10, 3)
+    EXPANDED_KEY = "2x2x256x64xf16"
+    EXPANDED_VALUE = ("2x2x64x256xui8", "2x2x2xi32")  # and the exponents of its tiles
+    ORDERED_KEY = ("2x2x256x32xui8", "2x2x2x1x512xui8")
+
+    @pytest.mark.parametrize(
+        ("recipe", "gpus", "memory"),
+        [
+            (recipes.train, (HOPPER,), [EXPANDED_KEY]),
+            (recipes.train, (BLACKWELL,), []),
+            (recipes.train, (HOPPER, BLACKWELL), [EXPANDED_KEY]),
+            (recipes.square, (HOPPER,), [EXPANDED_KEY, *EXPANDED_VALUE]),
+            (recipes.square, (BLACKWELL,), []),
+            (recipes.accurate, (HOPPER,), [EXPANDED_KEY, *EXPANDED_VALUE]),
+            (recipes.accurate, (BLACKWELL,), [*ORDERED_KEY]),
+            (recipes.accurate, (HOPPER, BLACKWELL), [EXPANDED_KEY, *EXPANDED_VALUE, *ORDERED_KEY]),
+        ],
+        ids=lambda x: getattr(x, "name", str(x)),
+    )
+    def test_memory_of_the_forward(self, recipe, gpus, memory, monkeypatch):
+        monkeypatch.setattr(availability, "capabilities", lambda: set(gpus))
+        jax.clear_caches()
+        _, (_, attributes, _, results) = calls(lower(functools.partial(attend, recipe=recipe), *shaped(*LONG)))
+        assert results[2:] == memory
+        present = [attributes[name] == "true" for name in ("has_expanded_operands", "has_ordered_key")]
+        assert present == [self.EXPANDED_KEY in memory, self.ORDERED_KEY[0] in memory]
 
     @pytest.mark.parametrize("recipe", [recipes.train, recipes.square], ids=lambda recipe: recipe.name)
     def test_callers_do_not_see_the_memory(self, recipe):

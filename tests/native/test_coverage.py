@@ -1,4 +1,5 @@
 import dataclasses
+import re
 
 import pytest
 
@@ -69,37 +70,6 @@ def test_steps_to_come(step):
     expected = f"there is no kernel for the step '{step}' yet"
     assert missing_kernel(step, recipes.train, 128) == expected
     assert missing_kernel(step, recipes.bf16, 80) == expected
-
-
-class TestOtherGpus:
-    @pytest.mark.parametrize("capability", [(10, 0), (10, 3)], ids=str)
-    def test_steps_for_hopper_alone(self, capability):
-        with cross_compile(capability):
-            assert steps_with_kernels(recipes.train, 128) == (QUANTIZE, TRAIN, ROWS)
-            for step in (FORWARD, BACKWARD):
-                expected = f"there is no kernel for the step '{step}' on compute capability 10.{capability[1]} yet"
-                assert missing_kernel(step, recipes.train, 128) == expected
-                assert missing_kernel(step, recipes.bf16, 80) == expected
-
-    @pytest.mark.parametrize(
-        ("gpus", "lacking"),
-        [
-            ((), None),
-            (("9.0",), None),
-            (("9.0", "9.0"), None),
-            (("9.0", "10.3"), "10.3"),
-            (("10.3", "10.0"), "10.0"),
-            # Where no kernel runs at all.
-            (("8.9",), None),
-        ],
-        ids=str,
-    )
-    def test_one_program_is_for_all_gpus_of_the_process(self, gpus, lacking, monkeypatch):
-        pretended.set_gpus(monkeypatch, *gpus)
-        expected = lacking and f"there is no kernel for the step 'forward' on compute capability {lacking} yet"
-        with availability._cross_compiling(None):
-            assert missing_kernel(FORWARD, recipes.train, 64) == expected
-            assert missing_kernel(ROWS, recipes.train, 64) is None
 
 
 # Changes of `square`, whose values are MXFP4, and the steps that lose their kernel.
@@ -175,7 +145,8 @@ class TestProbabilities:
     )
     def test_code_maps_without_a_kernel(self, base, code_map):
         recipe = dataclasses.replace(base, code_map=code_map)
-        expected = f"there is no kernel for code_map={code_map!r} with row_reference={base.row_reference!r}"
+        where = "row_reference='zero'" if base is recipes.square else "32 anchor keys"
+        expected = f"there is no kernel for code_map={code_map!r} with {where}"
         assert missing_kernel(FORWARD, recipe, 64) == expected
 
     def test_anchors_without_a_kernel(self):
@@ -185,6 +156,67 @@ class TestProbabilities:
     def test_denominators_without_a_kernel(self):
         recipe = dataclasses.replace(recipes.train, denominator="represented")
         assert missing_kernel(FORWARD, recipe, 64) == "there is no kernel for denominator='represented'"
+
+
+class TestOtherGpus:
+    @pytest.mark.parametrize("capability", [(10, 0), (10, 3)], ids=str)
+    def test_steps_for_hopper_alone(self, capability):
+        with cross_compile(capability):
+            assert steps_with_kernels(recipes.train, 128) == (QUANTIZE, TRAIN, FORWARD, ROWS)
+            expected = f"there is no kernel for the step 'backward' on compute capability 10.{capability[1]} yet"
+            assert missing_kernel(BACKWARD, recipes.train, 128) == expected
+            assert missing_kernel(BACKWARD, recipes.bf16, 80) == expected
+
+    @pytest.mark.parametrize("capability", [(10, 0), (10, 3)], ids=str)
+    def test_the_forward_on_blackwell(self, capability):
+        with cross_compile(capability):
+            for head_size in (64, 128):
+                for name, recipe in recipes.named().items():
+                    assert (missing_kernel(FORWARD, recipe, head_size) is None) == (FORWARD in STEPS_OF_RECIPES[name])
+                for recipe in (recipes.guarded(10, 16), recipes.guarded_raw_margin(5, 8)):
+                    assert missing_kernel(FORWARD, recipe, head_size) is None
+
+    @pytest.mark.parametrize(
+        ("changes", "expected"),
+        [
+            ({"anchor_keys": 32}, "there is no kernel for code_map=.* with 32 anchor keys"),
+            ({"code_map": TestProbabilities.MIXED}, "there is no kernel for code_map=.* with 128 anchor keys"),
+        ],
+        ids=["anchor_keys", "code_map"],
+    )
+    def test_anchors_without_a_kernel_on_blackwell(self, changes, expected):
+        recipe = dataclasses.replace(recipes.guarded(10, 16), **changes)
+        with cross_compile((10, 0)):
+            assert re.fullmatch(expected, missing_kernel(FORWARD, recipe, 64))
+
+    def test_a_recipe_for_some_of_the_gpus_of_the_process(self, monkeypatch):
+        recipe = recipes.guarded(10, 16)
+        with availability._cross_compiling(None):
+            pretended.set_gpus(monkeypatch, "9.0", "10.0")
+            assert missing_kernel(FORWARD, recipe, 64) == "there is no kernel for anchor_keys=128"
+            pretended.set_gpus(monkeypatch, "10.3", "10.0")
+            assert missing_kernel(FORWARD, recipe, 64) is None
+
+    @pytest.mark.parametrize(
+        ("gpus", "lacking"),
+        [
+            ((), None),
+            (("9.0",), None),
+            (("9.0", "9.0"), None),
+            (("9.0", "10.3"), "10.3"),
+            (("10.3", "10.0"), "10.0"),
+            # Where no kernel runs at all.
+            (("8.9",), None),
+        ],
+        ids=str,
+    )
+    def test_one_program_is_for_all_gpus_of_the_process(self, gpus, lacking, monkeypatch):
+        pretended.set_gpus(monkeypatch, *gpus)
+        expected = lacking and f"there is no kernel for the step 'backward' on compute capability {lacking} yet"
+        with availability._cross_compiling(None):
+            assert missing_kernel(BACKWARD, recipes.train, 64) == expected
+            assert missing_kernel(FORWARD, recipes.train, 64) is None
+            assert missing_kernel(ROWS, recipes.train, 64) is None
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cuda.emulator import Output
 from jax_fp4attn import SegmentIds, native, recipes, reference, steps
 from jax_fp4attn.code_map import Exponential, uniform
 from jax_fp4attn.config import LN_2, LOG2_E, OperatorConfig, Visibility
+from jax_fp4attn.native import availability
 from jax_fp4attn.native.attributes import recipe_attributes
 from jax_fp4attn.reference.tiles import key_order
+from tests.emulator.kernels import blackwell_forward as blackwell
+from tests.emulator.kernels.forward import inputs, problem_of
 from tests.native.stand_in import handlers
 from tests.native.stand_in.handlers import Driver, Handlers, Launch, TensorMap
 
@@ -263,6 +267,8 @@ def test_row_operands(driver, B, T, N, K, H, grid):
 SCALE = 0.125
 LOG2_SCALE = float(np.float32(SCALE * LOG2_E))
 UNLIMITED = 1 << 30
+HOPPER, BLACKWELL = (9, 0), (10, 0)
+BLACKWELL_DEVICE = 7  # of the stand-in; others are of Hopper, since the library remembers what a device is
 
 
 class ExpectedForward(NamedTuple):
@@ -324,6 +330,23 @@ def in_float32(numbers):
     return {name: float(np.float32(value)) for name, value in numbers.items()}
 
 
+def run_forward(config, operands, visibility, order, results, num_keys, *capabilities):
+    """The custom call of a program for GPUs of these compute capabilities."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(availability, "capabilities", lambda: set(capabilities))
+        expanded, ordered = steps.expanded_operands(config, operands), steps.ordered_key(config, operands)
+    attributes = {
+        "num_keys": num_keys,
+        "head_size": operands.query.shape[3],
+        "has_expanded_operands": bool(expanded),
+        "has_ordered_key": bool(ordered),
+    }
+    arguments = (operands, None, visibility, order)
+    return jax.block_until_ready(
+        native.call("forward", config, attributes, results, *arguments, workspace=(*expanded, *ordered))
+    )
+
+
 def check_forward(driver, expected, shape, visibility=Visibility(), is_causal=False, window=None, section=1):  # noqa: B008
     recipe = expected.recipe
     B, T, S, N, K, H = shape
@@ -333,19 +356,7 @@ def check_forward(driver, expected, shape, visibility=Visibility(), is_causal=Fa
     operands = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), operands)
     results = jax.ShapeDtypeStruct((B, T, N, H), BF16), jax.ShapeDtypeStruct((B, N, T), F32)
     order = jnp.asarray(key_order(recipe, S), S32) if expected.has_order else None
-    output, lse = jax.block_until_ready(
-        native.call(
-            "forward",
-            config,
-            {"num_keys": S, "head_size": H},
-            results,
-            operands,
-            None,
-            visibility,
-            order,
-            workspace=steps.expanded_operands(config, operands),
-        )
-    )
+    output, lse = run_forward(config, operands, visibility, order, results, S, HOPPER)
 
     slots, key_grid = math.ceil(S / 128) * 128, (K, math.ceil(S / 128), B)
     *expansions, attention = driver.launches()
@@ -452,10 +463,183 @@ class TestForward:
     @pytest.mark.parametrize(
         ("N", "K", "S", "H", "section"),
         # A head of 8192 keys of 128 channels takes 3 MiB of the 32 MiB.
-        [(16, 16, 8192, 128, 10), (24, 12, 8192, 128, 20), (16, 4, 8192, 128, 16), (2, 2, 2**17, 128, 1)],
+        [
+            (16, 16, 8192, 128, 8),
+            (24, 12, 8192, 128, 12),
+            (26, 13, 8192, 128, 14),
+            (16, 4, 8192, 128, 16),
+            (2, 2, 2**17, 128, 1),
+        ],
     )
     def test_heads_that_the_cache_holds_together(self, driver, N, K, S, H, section):
         check_forward(driver, FORWARD["train"], Shape(1, 1, S, N, K, H), is_causal=True, section=section)
+
+
+GUARDED = recipes.guarded(10, 16)
+BLACKWELL_RECIPES = [
+    recipes.train,
+    recipes.fp8_pv,
+    recipes.fast,
+    recipes.fast_video,
+    recipes.square,
+    recipes.exact_map,
+    recipes.accurate,
+    recipes.accurate_raw_margin,
+    GUARDED,
+    dataclasses.replace(GUARDED, name="leading", anchor_order="leading", margin=0),
+]
+
+
+def check_forward_on_blackwell(driver, recipe, shape, *, gpus=(BLACKWELL,), sections=None, **options):
+    """The launches are those that the emulator runs, with what they take and nothing else."""
+    query, key, value = inputs(shape)
+    problem = problem_of(recipe, query, key, value, scale=SCALE, **options)
+    B, T, S, N, K, H = shape
+    order = None if blackwell.order_of(problem) is None else jnp.asarray(blackwell.order_of(problem))
+    results = jax.ShapeDtypeStruct((B, T, N, H), BF16), jax.ShapeDtypeStruct((B, N, T), F32)
+    driver.pretend(BLACKWELL, BLACKWELL_DEVICE)
+    output, lse = run_forward(problem.config, problem.operands, problem.visibility, order, results, S, *gpus)
+    *ordering, attention = driver.launches()
+
+    operands, visibility = problem.operands, problem.visibility
+    segments = visibility.segment_ids or SegmentIds(None, None)
+    key_codes, key_pages = address(operands.key.codes), address(operands.key.scales)
+    if order is not None:
+        (launch,) = ordering
+        new_codes, new_pages = (launch.parameters[f"ordered_{name}"] for name in ("codes", "pages"))
+        parameters = {"codes": key_codes, "pages": key_pages, "order": address(order), "num_keys": S, "num_heads": K}
+        parameters |= {"ordered_codes": new_codes, "ordered_pages": new_pages}
+        assert launch == Launch(f"order_key_h{H}", (K, math.ceil(S / 128), B), parameters)
+        key_codes, key_pages = new_codes, new_pages
+        others = [address(x) for x in jax.tree.leaves((operands, visibility, order, output, lse))]
+        assert len({0, new_codes, new_pages, *others}) == len(others) + 3
+    else:
+        assert ordering == []
+    is_mxfp4 = recipe.v_format == "mxfp4"
+    addresses = {
+        "query_map": address(operands.query.codes),
+        "query_pages": address(operands.query.scales),
+        "key_map": key_codes,
+        "key_pages": key_pages,
+        "value_map": address(operands.value.codes if is_mxfp4 else operands.value),
+        "value_pages": address(operands.value.scales if is_mxfp4 else None),
+        "output": address(output),
+        "lse": address(lse),
+        "query_lengths": address(visibility.query_lengths),
+        "key_lengths": address(visibility.key_lengths),
+        "query_segments": address(segments.query),
+        "key_segments": address(segments.key_value),
+        "order": address(order),
+        "key_offset": address(visibility.key_offset),
+    }
+    emulated = blackwell.values_of(problem, operands.key.codes, operands.key.scales)
+    if sections is not None:
+        emulated["section"] = sections
+    for name, found in attention.parameters.items():
+        value = emulated[name].array if isinstance(emulated[name], Output) else emulated[name]
+        if isinstance(found, TensorMap):
+            assert found == byte_map(addresses[name], value.shape, found.box), name
+        elif name in addresses:
+            assert found == addresses[name] and (found == 0) == (value is None), name
+        else:
+            assert found == float(np.float32(value)), name
+    assert attention.parameters.keys() == emulated.keys()
+    grid = (min(blackwell.items_of(problem), handlers.MULTIPROCESSORS), 1, 1)
+    assert (attention.kernel, attention.grid) == (blackwell.name_of(problem), grid)
+
+
+def byte_map(data, shape, box):
+    """The map of a matrix of bytes, whose boxes, which the manifest has, are swizzled by their rows."""
+    l2_256b = 3
+    rows, columns = shape
+    return TensorMap("u8", data, (columns, rows), (columns,), box, (1, 1), 0, f"{box[0]}B", l2_256b, 0)
+
+
+@pytest.mark.usefixtures("shared")
+class TestForwardOnBlackwell:
+    @pytest.mark.parametrize("H", [64, 128])
+    @pytest.mark.parametrize("recipe", BLACKWELL_RECIPES, ids=lambda recipe: recipe.name)
+    def test_recipes(self, driver, recipe, H):
+        check_forward_on_blackwell(driver, recipe, Shape(2, 129, 127, 4, 2, H))
+
+    @pytest.mark.parametrize(
+        "shape",
+        [
+            Shape(1, 1, 1, 1, 1, 64),
+            Shape(2, 256, 128, 4, 4, 64),
+            Shape(2, 257, 129, 6, 1, 128),
+            Shape(3, 127, 300, 4, 2, 128),
+            Shape(1, 600, 33, 8, 2, 64),
+        ],
+        ids=str,
+    )
+    def test_shapes(self, driver, shape):
+        for recipe in (recipes.train, recipes.accurate):
+            check_forward_on_blackwell(driver, recipe, shape)
+
+    @pytest.mark.parametrize("recipe", [recipes.train, recipes.square, recipes.accurate], ids=lambda r: r.name)
+    @pytest.mark.parametrize("present", ["query", "key", "segments", "offset", "query, key, segments, offset"])
+    def test_restrictions(self, driver, recipe, present):
+        options = {
+            "query_lengths": [70, 129] if "query" in present else None,
+            "key_lengths": [70, 120] if "key" in present else None,
+            "segments": (np.ones((2, 129)), np.ones((2, 127))) if "segments" in present else None,
+            "key_offset": 3 if "offset" in present else None,
+        }
+        check_forward_on_blackwell(driver, recipe, Shape(2, 129, 127, 4, 2, 128), **options)
+
+    @pytest.mark.parametrize("window", [None, (0, 0), (7, 300)])
+    @pytest.mark.parametrize("is_causal", [False, True])
+    def test_windows(self, driver, is_causal, window):
+        sections = 8 if is_causal or window is not None else 1
+        shape = Shape(2, 129, 127, 4, 2, 64)
+        check_forward_on_blackwell(driver, recipes.train, shape, is_causal=is_causal, window=window, sections=sections)
+
+    @pytest.mark.parametrize(
+        ("recipe", "shape", "section"),
+        # A head of 8192 keys of 128 channels takes 1.5 MiB of the 32 MiB, or 1 MiB with MXFP4 values.
+        [
+            (recipes.train, Shape(1, 1, 8192, 24, 24, 128), 12),
+            (recipes.train, Shape(1, 1, 8192, 48, 12, 128), 48),
+            (recipes.train, Shape(1, 1, 2**17, 4, 2, 128), 2),
+            (recipes.square, Shape(1, 1, 8192, 40, 40, 128), 20),
+        ],
+        ids=str,
+    )
+    def test_heads_that_the_cache_holds_together(self, shared, driver, recipe, shape, section):
+        driver.pretend(BLACKWELL, BLACKWELL_DEVICE)
+        call = forward_call(recipe, shape).having(is_causal=True, has_expanded_operands=False)
+        names = [name for name in call.results if "expanded" not in name]
+        call._replace(results={name: call.results[name] for name in names}).run(shared)
+        (launch,) = driver.launches()
+        assert launch.parameters["section"] == section
+
+    @pytest.mark.parametrize("recipe", [recipes.train, recipes.square, recipes.accurate], ids=lambda r: r.name)
+    def test_a_program_for_both_architectures(self, driver, recipe):
+        shape = Shape(2, 129, 127, 4, 2, 128)
+        check_forward_on_blackwell(driver, recipe, shape, gpus=(HOPPER, BLACKWELL))
+
+    @pytest.mark.parametrize("recipe", [recipes.train, recipes.accurate], ids=lambda r: r.name)
+    def test_a_program_for_the_other_architecture(self, shared, driver, recipe):
+        wrong = "expected true on this GPU, got false; the program was made for another one"
+        call = forward_call(recipe).having(has_expanded_operands=False)
+        refused(shared, driver, call, f"forward: has_expanded_operands: {wrong}")
+        driver.pretend(BLACKWELL, BLACKWELL_DEVICE)
+        if recipe is recipes.accurate:
+            refused(shared, driver, forward_call(recipe), f"forward: has_ordered_key: {wrong}")
+
+    @pytest.mark.parametrize(
+        ("recipe", "name", "value", "expected"),
+        [
+            (recipes.accurate, "recipe_anchor_keys", np.int32(128), "32"),
+            (GUARDED, "recipe_anchor_keys", np.int32(32), "128"),
+            (GUARDED, "recipe_row_reference", "zero", "anchor"),
+        ],
+    )
+    def test_recipe_without_a_kernel(self, shared, driver, recipe, name, value, expected):
+        driver.pretend(BLACKWELL, BLACKWELL_DEVICE)
+        call = forward_call(recipe).having(**{name: value})
+        refused(shared, driver, call, f"forward: {name}: expected {expected}, got {value}", code="UNIMPLEMENTED")
 
 
 class Call(NamedTuple):
@@ -550,6 +734,8 @@ def forward_call(recipe=recipes.train, shape=Shape(2, 129, 127, 4, 2, 64), *, re
         "scale": np.float32(SCALE),
         "is_causal": False,
         "num_keys": np.int32(S),
+        "has_expanded_operands": True,
+        "has_ordered_key": False,
         **dict.fromkeys(["window_left", "window_right"], np.int32(-1)),
         **dict.fromkeys(flags, restricted),
         **recipe_attributes(recipe),
@@ -764,6 +950,8 @@ ATTRIBUTES = {
         "has_key_lengths": "bool",
         "has_segment_ids": "bool",
         "has_key_offset": "bool",
+        "has_expanded_operands": "bool",
+        "has_ordered_key": "bool",
         "recipe_qk_format": "string",
         "recipe_qk_tensor_scale": "string",
         "recipe_p_format": "string",

@@ -82,9 +82,8 @@ def test_common_kernels_have_the_same_launches():
     common = hopper.keys() & blackwell.keys()
     assert {name: hopper[name] for name in common} == {name: blackwell[name] for name in common}
     assert any("quantize" in name for name in common)
-    # Those that are left out have no kernel for Blackwell yet.
-    assert blackwell.keys() == common
     assert any(name.startswith("forward_") for name in hopper.keys() - common)
+    assert all(re.match("blackwell_forward_|order_key_", name) for name in blackwell.keys() - common)
 
 
 def test_table_of_the_launcher():

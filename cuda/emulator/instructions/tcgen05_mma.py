@@ -257,7 +257,7 @@ def _execute(
         shared_a = job.a.read(cta.shared, *access) if job.a is not None else None
         for part in job.parts:
             a = shared_a if shared_a is not None else _a_in_tensor_memory(job, cta, part, access)
-            a_scales = _scales_of_a(job, cta, access) if job.scales is not None else None
+            a_scales = _scales_of_a(job, job.scales[0], cta, access) if job.scales is not None else None
             product = _product(job, cta, part, a, a_scales, b, access)
             _update(job, cta, part, product, job.disabled[number] if job.disabled else None, access)
             if products is not None:
@@ -286,9 +286,8 @@ def _product(job: Multiplication, cta: Cta, part: Part, a: np.ndarray, a_scales,
     return multiply(a, b, job.descriptor.negative)
 
 
-def _scales_of_a(job: Multiplication, cta: Cta, access) -> np.ndarray:
+def _scales_of_a(job: Multiplication, scales: ScaleFactors, cta: Cta, access) -> np.ndarray:
     """(rows, factors): the rows of a lane quadrant read the copy there."""
-    scales = job.scales[0]
     if len(job.parts) == 2:
         return scales.read_copies(cta.tensor, 64, range(4), *access)
     return scales.read_own(cta.tensor, *access)

@@ -125,8 +125,8 @@ class Program:
         """
         both = zip(kernel.instructions, self.kernel.instructions, strict=True)
         changed = [new for new, old in both if new is not old]
-        moves_loads = any(i.opcode.startswith("tcgen05.ld") for i in changed)
-        if moves_loads or kernel.labels != self.kernel.labels:
+        anew = any(i.opcode.startswith("tcgen05.ld") or is_branch(i) or is_exit(i) for i in changed)
+        if anew or kernel.labels != self.kernel.labels:
             return Program(kernel, self.varying)
         new = copy.copy(self)
         new.kernel, new.flow = kernel, self.flow.of(kernel)

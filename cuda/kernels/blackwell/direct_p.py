@@ -97,9 +97,10 @@ def step(scores: list[Float32], row: Row, key_tile: Int32, columns: Int32, warp:
         payloads = _payloads(block, _bias(exponent, row.reference, constants), quarter, constants)
         words = [packed.eight_e2m1(payloads[i : i + _WORD]) for i in range(0, _BLOCK, _WORD)]
         tensor_memory.store(columns + (P.first + quarter * len(words)), words)
-        scales = scales | _scale_byte(exponent, constants) << (8 * quarter)
+        stored = exponent - constants.shift
+        scales = scales | _scale_byte(stored) << (8 * quarter)
         codes = Float32(packed.doubled_sum_of_e2m1(words)) * Float32(_TWELFTH)
-        increments.append(exp2(exponent - Float32(_ROUNDER) - constants.shift) * codes)
+        increments.append(exp2(stored - Float32(_ROUNDER)) * codes)
     tensor_memory.store(columns + (P_SCALES.first + warp), [scales])
     increment = (increments[0] + increments[1]) + (increments[2] + increments[3])
     return dataclasses.replace(row, total=row.total + increment)
@@ -133,9 +134,9 @@ def _bias(exponent: Float32, reference: Float32, constants: Constants) -> Float3
     return bias
 
 
-def _scale_byte(exponent: Float32, constants: Constants) -> Uint32:
-    """The E8M0 byte of a block."""
-    byte = Int32(as_bits(exponent)) + (Int32(_BIAS) - Int32(constants.shift)) & 0xFF
+def _scale_byte(exponent: Float32) -> Uint32:
+    """The E8M0 byte of an exponent in the low bits of a number near 2**23."""
+    byte = Int32(as_bits(exponent)) + _BIAS & 0xFF
     return Uint32(when(exponent == exponent, byte, Int32(_NAN_BYTE)))
 
 

@@ -41,13 +41,13 @@ def run(
         for j in cutlass.range(when(job.num_tiles > 0, job.num_tiles + 1, Int32(0))):
             key_tile = job.first_tile + j
             if j > 0:
-                wait_for_values(memory, before.loads + j - 1)
+                wait_for_tile(memory.values, before.loads + j - 1)
             for stage in cutlass.range_constexpr(STAGES):
                 if job.takes(stage, key_tile - 1):
                     issue_output(memory, tensor, job, before, stage, key_tile - 1, j - 1, head_size, rescales)
                 if cutlass.const_expr(stage == 0):
                     if j < job.num_tiles:
-                        wait_for_keys(memory, before.loads + j)
+                        wait_for_tile(memory.keys, before.loads + j)
                 if job.takes(stage, key_tile):
                     issue_scores(memory, tensor, job, before, stage, key_tile, j, head_size)
             if j > 0:
@@ -58,16 +58,10 @@ def run(
         index += step
 
 
-def wait_for_keys(memory: Memory, load: Int32) -> None:
-    """Waits for a key tile."""
+def wait_for_tile(tiles: ring.Ring, load: Int32) -> None:
+    """Waits for a load of a ring."""
     place = place_in_ring(load)
-    ring.wait(memory.keys.full(place.stage), place.parity)
-
-
-def wait_for_values(memory: Memory, load: Int32) -> None:
-    """Waits for a value tile."""
-    place = place_in_ring(load)
-    ring.wait(memory.values.full(place.stage), place.parity)
+    ring.wait(tiles.full(place.stage), place.parity)
 
 
 @cute.jit

@@ -13,16 +13,13 @@ from kernels.blackwell.tensor_memory import KEY_SCALES, OUTPUTS, P_SCALES, QUERY
 
 Int32, Pointer = cutlass.Int32, cutlass.Pointer
 
-_STAGE_COLUMNS = SCORES[1].first - SCORES[0].first
-assert OUTPUTS[1].first - OUTPUTS[0].first == _STAGE_COLUMNS
-
 _UNIT = 16  # bytes, of a matrix descriptor
 _STEP_BYTES = 32  # of a row, that one instruction contracts
 _STEP_COLUMNS = 8  # the same of A in tensor memory
 _PAGE_BYTES, _PAGE_COLUMNS = 512, 4
 _SWIZZLES = {32: 6, 64: 4, 128: 2}
 _VERSION = 1 << 14
-_NO_SWIZZLE_STRIDE = 128
+_PAGE_STRIDE = 128 // _UNIT  # from 8 rows of scale factors to the next
 
 # Of an instruction descriptor.
 _E2M1 = 1 << 7 | 1 << 10
@@ -49,14 +46,14 @@ class _Code:
     def matrix(self, name: str, address: str, offset: int, row_bytes: int) -> None:
         """A descriptor of swizzled rows, contiguous along the dimension that is contracted."""
         upper = _SWIZZLES[row_bytes] << 29 | _VERSION | 8 * row_bytes // _UNIT
-        self._descriptor(name, address, offset, upper)
+        self._descriptor(name, address, offset, 1, upper)
 
-    def _descriptor(self, name: str, address: str, offset: int, upper: int) -> None:
-        # Shared addresses have 18 bits; the second field is not used here, and must not be zero.
+    def _descriptor(self, name: str, address: str, offset: int, leading: int, upper: int) -> None:
+        """From an address in shared memory, of 18 bits, and fields; rows of one swizzle or page have no leading one."""
         self.lines += [
             f"add.u32 s0, {address}, {offset};",
             "shr.u32 s0, s0, 4;",
-            "or.b32 s0, s0, 0x10000;",
+            f"or.b32 s0, s0, {leading << 16:#x};",
             f"mov.b32 s1, {upper};",
             f"mov.b64 {name}, {{s0, s1}};",
         ]
@@ -64,7 +61,7 @@ class _Code:
     def copy_scales(self, column: str, offset: int, address: str, pages: int) -> None:
         """Copies pages of scale factors to tensor memory, to all lane quadrants."""
         for page in range(pages):
-            self._descriptor("a", address, page * _PAGE_BYTES, _VERSION | _NO_SWIZZLE_STRIDE // _UNIT)
+            self._descriptor("a", address, page * _PAGE_BYTES, _PAGE_STRIDE, _VERSION | _PAGE_STRIDE)
             self.lines += [
                 f"add.u32 s2, {column}, {offset + page * _PAGE_COLUMNS};",
                 "@p tcgen05.cp.cta_group::1.32x128b.warpx4 [s2], a;",

@@ -1,5 +1,7 @@
 """The softmax warpgroups: from the scores of a stage in tensor memory to P, a row a thread."""
 
+from types import ModuleType
+
 import cutlass
 import cutlass.cute as cute
 from cutlass.cute.arch import lane_idx
@@ -7,9 +9,9 @@ from kernels import tile, work
 from kernels.blackwell import direct_p, online_softmax, schedule, tensor_memory
 from kernels.blackwell.barriers import Barrier, arrive, wait_until_free, wait_until_there
 from kernels.blackwell.memory import Memory
-from kernels.blackwell.tensor_memory import SCORES
+from kernels.blackwell.tensor_memory import SCORES, STAGE_COLUMNS
 from kernels.blackwell.visibility import View, masked
-from kernels.words import Float32, view
+from kernels.words import Float32, view, when
 
 Int32, Int64, Boolean, Pointer, Constexpr = (
     cutlass.Int32,
@@ -52,30 +54,11 @@ def run(
       constants: Of the recipe.
     """
     before = schedule.at_first()
-    columns = tensor + tensor_memory.lanes_of_warp(warp) + (SCORES[0].first + stage * SCORES[1].first)
+    columns = tensor + tensor_memory.lanes_of_warp(warp) + (SCORES[0].first + stage * STAGE_COLUMNS)
     while index < num_items:
         job = plan.job(index)
-        item = job.item
         keys = job.range_of(stage)
-        first_row = item.first_row + stage * tile.ROWS
-        row = first_row + warp * 32 + lane_idx()
-        segment = work.first_or(
-            query_segments, item.batch * plan.num_queries + cutlass.min(row, plan.num_queries - 1), Int32(1)
-        )
-        batch_segments = key_segments
-        if key_segments.toint() != 0:
-            batch_segments = view(key_segments, Int32) + Int64(item.batch) * plan.num_keys
-        seen = View(
-            keys,
-            first_row,
-            row,
-            plan.window_left,
-            plan.window_right,
-            segment,
-            batch_segments,
-            plan.order,
-            plan.num_keys,
-        )
+        seen = _view_of(plan, job, keys, stage, warp, query_segments, key_segments)
         state = _softmax(constants).before_any_tile()
         tiles, items = before.of_stage(stage)
         for j in cutlass.range(keys.num_tiles):
@@ -87,20 +70,48 @@ def run(
             state = _probabilities(scores, state, memory, stage, warp, key_tile, j, tiles, columns, constants)
             tensor_memory.wait_for_stores()
             arrive(memory.barriers, Barrier.P_FULL, stage)
-        sees = (row < job.row_limit) & (segment > 0)
+        sees = (seen.row < job.row_limit) & (seen.segment > 0)
         factor, log = _softmax(constants).normalize(state, sees, constants)
         if keys.num_tiles > 0:
             use = items
             if cutlass.const_expr(isinstance(constants, online_softmax.Constants)):
                 use = tiles + keys.num_tiles - 1
             publish(memory, stage, warp, use, factor)
-        if row < plan.num_queries:
-            (view(lse, Float32) + (Int64(plan.head_index(item)) * plan.num_queries + row)).store(log)
+        if seen.row < plan.num_queries:
+            (view(lse, Float32) + (Int64(plan.head_index(job.item)) * plan.num_queries + seen.row)).store(log)
         before = before.after(job)
         index += step
 
 
-def _softmax(constants: online_softmax.Constants | direct_p.Constants):
+def _view_of(
+    plan: schedule.Schedule,
+    job: schedule.Job,
+    keys: work.Range,
+    stage: Int32,
+    warp: Int32,
+    query_segments: Pointer,
+    key_segments: Pointer,
+) -> View:
+    """What the row of the thread sees."""
+    batch = job.item.batch
+    first_row = job.item.first_row + stage * tile.ROWS
+    row = first_row + warp * 32 + lane_idx()
+    place = batch * plan.num_queries + cutlass.min(row, plan.num_queries - 1)
+    first_key = when(key_segments.toint() != 0, Int64(batch) * plan.num_keys, Int64(0))
+    return View(
+        keys,
+        first_row,
+        row,
+        plan.window_left,
+        plan.window_right,
+        work.first_or(query_segments, place, Int32(1)),
+        view(key_segments, Int32) + first_key,
+        plan.order,
+        plan.num_keys,
+    )
+
+
+def _softmax(constants: online_softmax.Constants | direct_p.Constants) -> ModuleType:
     """Where the functions of a softmax are."""
     return online_softmax if isinstance(constants, online_softmax.Constants) else direct_p
 

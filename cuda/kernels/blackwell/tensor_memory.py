@@ -52,8 +52,10 @@ class Span:
         return self.first < other.end and other.first < self.end
 
 
-SCORES = tuple(Span(128 * stage, tile.ROWS) for stage in range(STAGES))
-OUTPUTS = tuple(Span(256 + 128 * stage, 128) for stage in range(STAGES))
+STAGE_COLUMNS = 128
+"""From a stage's columns to those of the next one."""
+SCORES = tuple(Span(STAGE_COLUMNS * stage, tile.ROWS) for stage in range(STAGES))
+OUTPUTS = tuple(Span(SCORES[-1].end + STAGE_COLUMNS * stage, 128) for stage in range(STAGES))
 
 # In the columns of a stage's scores; P is as wide as E4M3 makes it.
 QUERY_SCALES = Span(0, 2 * _PAGE)

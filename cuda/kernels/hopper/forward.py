@@ -1,4 +1,4 @@
-"""The forward on Hopper: a producer warpgroup that fills the ring, and two warpgroups of 64 query rows each.
+"""The forward on Hopper: a producer warpgroup that fills the ring, and three warpgroups of 64 query rows each.
 
 docs/hopper.md has the design.
 """

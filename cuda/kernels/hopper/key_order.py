@@ -46,18 +46,23 @@ class KeyOrder:
     """Which keys a thread has.
 
     Attributes:
-      keys: Of thread 0 of a row's four.
-      distance: From them to those of the next thread.
-      accumulators: Where the scores of these keys are, for each of the thread's two rows.
+      run: Neighbouring keys.
+      stride: From one run to the next one of the thread; runs of its row's four threads follow one another.
+      accumulators: Where the scores of a thread's keys are, for each of its two rows.
     """
 
-    keys: tuple[int, ...]
-    distance: int
+    run: int
+    stride: int
     accumulators: tuple[tuple[int, ...], tuple[int, ...]]
 
     def of_row(self, values: list, row: int) -> list:
         """The values of one row, in the order of its keys."""
         return [values[i] for i in self.accumulators[row]]
+
+    def count_below(self, key: Int32) -> Int32:
+        """How many keys of a thread come before a key of the tile, counted from the thread's first one."""
+        key = cutlass.min(cutlass.max(key, 0), 4 * KEYS)
+        return key // self.stride * self.run + cutlass.min(key % self.stride, self.run)
 
 
 def _interleaved(row: int) -> tuple[int, ...]:
@@ -68,7 +73,5 @@ def _by_block(row: int) -> tuple[int, ...]:
     return tuple(4 * (key // 2) + 2 * row + key % 2 for key in range(KEYS))
 
 
-INTERLEAVED = KeyOrder(
-    tuple(16 * group + i for group in range(KEYS // 4) for i in range(4)), 4, (_interleaved(0), _interleaved(1))
-)
-BY_BLOCK = KeyOrder(tuple(range(KEYS)), KEYS, (_by_block(0), _by_block(1)))
+INTERLEAVED = KeyOrder(4, 16, (_interleaved(0), _interleaved(1)))
+BY_BLOCK = KeyOrder(KEYS, 4 * KEYS, (_by_block(0), _by_block(1)))

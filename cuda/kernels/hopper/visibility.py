@@ -72,43 +72,34 @@ class View:
         first, end = self.whole
         return (key_tile >= first) & (key_tile < end)
 
-    def mask_interval(self, scores: list[Float32], key_tile: Int32, has: KeyOrder) -> list[Float32]:
-        """Masks by the interval of each row; ``has`` says which keys a thread has."""
-        start = self.first_slot(key_tile, has)
-        rows = self.rows()
-        first = [key - start for key in self.first(rows)]
-        last = [key - start for key in self.last(rows)]
-        masked = list(scores)
-        for row in (0, 1):
-            for key, i in zip(has.keys, has.accumulators[row], strict=True):
-                masked[i] = when((key >= first[row]) & (key <= last[row]), scores[i], Float32(_UNSEEN))
-        return masked
-
-    def mask_general(self, scores: list[Float32], key_tile: Int32, has: KeyOrder) -> list[Float32]:
-        """Masks by interval, order and segments."""
-        bits = _seen_keys(self, key_tile, has)
-        masked = list(scores)
-        for row in (0, 1):
-            for place, i in enumerate(has.accumulators[row]):
-                masked[i] = when((bits[row] >> place) & 1 != 0, scores[i], Float32(_UNSEEN))
-        return masked
-
     def first_slot(self, key_tile: Int32, has: KeyOrder) -> Int32:
         """The first slot of this thread in a tile."""
-        return key_tile * tile.ROWS + warpgroup.thread_anew() % 4 * has.distance
+        return key_tile * tile.ROWS + warpgroup.thread_anew() % 4 * has.run
+
+    def seen_by_interval(self, key_tile: Int32, has: KeyOrder) -> list[Uint32]:
+        """For each row a bit for each key of the thread, by its interval."""
+        start, rows = self.first_slot(key_tile, has), self.rows()
+        return [
+            _ones(has.count_below(last + 1 - start)) & ~_ones(has.count_below(first - start))
+            for first, last in zip(self.first(rows), self.last(rows), strict=True)
+        ]
+
+
+def _ones(count: Int32) -> Uint32:
+    """A word whose lowest bits, up to 32, are set."""
+    return when(count >= KEYS, Uint32(0xFFFFFFFF), (Uint32(1) << Uint32(count & (KEYS - 1))) - 1)
 
 
 @cute.jit
-def _seen_keys(seen: View, key_tile: Int32, has: cutlass.Constexpr) -> list[Uint32]:
-    """For each row a bit for each key of the thread, in a loop since all of them at once would take many registers."""
+def _seen_in_general(seen: View, key_tile: Int32, has: cutlass.Constexpr) -> list[Uint32]:
+    """The same by interval, order and segments, in a loop since all keys at once would take many registers."""
     rows = seen.rows()
     first, last, segments = seen.first(rows), seen.last(rows), seen.segments(rows)
     start = seen.first_slot(key_tile, has)
-    distance = has.keys[4] - has.keys[0]
     bits = [Uint32(0), Uint32(0)]
     for group in cutlass.range(KEYS // 4):
         for i in cutlass.range_constexpr(4):
-            slot = start + (group * distance + i)
+            slot = start + (4 * group // has.run * has.stride + 4 * group % has.run + i)
             inside = slot < seen.num_keys
             key = first_or_slot(seen.order, slot, inside)
             segment = first_or(seen.key_segments, cutlass.min(key, seen.num_keys - 1), Int32(0))
@@ -133,11 +124,22 @@ def first_or_slot(order: Pointer, slot: Int32, inside: Boolean) -> Int32:
 def masked(scores: list[Float32], seen: View, key_tile: Int32, has: cutlass.Constexpr) -> list[Float32]:
     """Scores of a tile as the rows see them; ``has``, a :class:`KeyOrder`, says which keys a thread has."""
     if not seen.is_whole(key_tile):
+        bits = [Uint32(0), Uint32(0)]
         if seen.is_general():
-            scores = seen.mask_general(scores, key_tile, has)
+            bits = _seen_in_general(seen, key_tile, has)
         else:
-            scores = seen.mask_interval(scores, key_tile, has)
+            bits = seen.seen_by_interval(key_tile, has)
+        scores = _where(bits, scores, has)
     return scores
+
+
+def _where(bits: list[Uint32], scores: list[Float32], has: KeyOrder) -> list[Float32]:
+    """Scores whose bit is set; the others become minus infinity."""
+    masked = list(scores)
+    for row in (0, 1):
+        for place, i in enumerate(has.accumulators[row]):
+            masked[i] = when((bits[row] >> place) & 1 != 0, scores[i], Float32(_UNSEEN))
+    return masked
 
 
 def tiles_seen(seen: View) -> list[Int32]:

@@ -17,8 +17,9 @@ a GPU is asked the same by
     BLACKWELL_ANSWERS=answers.md pytest -m gpu tests/emulator/blackwell
 
 which writes one line a kernel. Sections are those of the PTX ISA 9.0. "Reading alone" means that no kernel known to \
-run right on the hardware depends on it. The last column is about the attention kernels for Blackwell, which are still \
-to come. "HAO" is hao-ai-lab/flash-attention-fp4, "CUTLASS" is NVIDIA/cutlass with its examples, all of 2026.
+run right on the hardware depends on it. The last column is about the attention kernels for Blackwell \
+(docs/blackwell.md). "HAO" is hao-ai-lab/flash-attention-fp4, "CUTLASS" is NVIDIA/cutlass with its examples, all of \
+2026.
 
 **The one that matters most is the first**: storing the scale factors of P with one `tcgen05.st` a warp rests on the \
 rule that each lane quadrant reads its own copy of A's scale factors, which the ISA's text does not grant.

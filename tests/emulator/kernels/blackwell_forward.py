@@ -49,31 +49,35 @@ def ordered_key(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
     return arrays["ordered_codes"], arrays["ordered_pages"]
 
 
-def attend(problem: Problem, seeds: Iterable[int] = (0,), blocks: int = 2, **options: Any) -> list[Attention]:
-    """Runs the attention kernel, in which nothing may be found.
+def name_of(problem: Problem) -> str:
+    """Of the attention kernel."""
+    return f"blackwell_forward_h{problem.operands.query.shape[3]}_{probabilities(problem.recipe)}"
+
+
+def items_of(problem: Problem) -> int:
+    """How many there are."""
+    B, N, T, _ = problem.operands.query.shape
+    return B * N * math.ceil(T / _ITEM_ROWS)
+
+
+def values_of(problem: Problem, key_codes: Any, key_pages: Any) -> dict[str, Any]:
+    """The attention kernel's arguments by name.
 
     Args:
       problem: What to compute.
-      seeds: Of the schedules.
-      blocks: Thread blocks at most.
-      **options: Of the emulator.
-
-    Returns:
-      The result of each schedule.
+      key_codes: Codes of the key in the order of the slots.
+      key_pages: Its scale pages.
     """
     B, N, T, H = problem.operands.query.shape
     K = problem.operands.key.shape[1]
     query, value = problem.operands.query, problem.operands.value
-    key_codes, key_pages = ordered_key(problem)
-    kernel = f"blackwell_forward_h{H}_{probabilities(problem.recipe)}"
-    items = B * N * math.ceil(T / _ITEM_ROWS)
     visibility, segments = problem.visibility, problem.visibility.segment_ids
     is_mxfp4 = problem.recipe.v_format == "mxfp4"
-    values = {
+    return {
         "query_map": np.asarray(query.codes).reshape(B * N * T, -1),
         "query_pages": np.asarray(query.scales),
-        "key_map": key_codes.reshape(-1, H // 2),
-        "key_pages": key_pages,
+        "key_map": np.asarray(key_codes).reshape(-1, H // 2),
+        "key_pages": np.asarray(key_pages),
         "value_map": np.asarray(value.codes if is_mxfp4 else value).reshape(B * K * H, -1),
         "value_pages": np.asarray(value.scales) if is_mxfp4 else None,
         "output": Output(np.zeros((B, T, N, H), np.uint16)),
@@ -89,10 +93,26 @@ def attend(problem: Problem, seeds: Iterable[int] = (0,), blocks: int = 2, **opt
         "query_heads": N,
         "kv_heads": K,
         "batches": B,
-        "num_items": items,
+        "num_items": items_of(problem),
         **numbers(problem.config, B * N),
     }
-    runs, findings = LIBRARY.run(kernel, (min(items, blocks), 1, 1), values, seeds=seeds, **options)
+
+
+def attend(problem: Problem, seeds: Iterable[int] = (0,), blocks: int = 2, **options: Any) -> list[Attention]:
+    """Runs the attention kernel, in which nothing may be found.
+
+    Args:
+      problem: What to compute.
+      seeds: Of the schedules.
+      blocks: Thread blocks at most.
+      **options: Of the emulator.
+
+    Returns:
+      The result of each schedule.
+    """
+    values = values_of(problem, *ordered_key(problem))
+    grid = (min(items_of(problem), blocks), 1, 1)
+    runs, findings = LIBRARY.run(name_of(problem), grid, values, seeds=seeds, **options)
     assert_nothing_found(findings)
     return [Attention(x["output"].view(ml_dtypes.bfloat16).astype(np.float32).swapaxes(1, 2), x["lse"]) for x in runs]
 

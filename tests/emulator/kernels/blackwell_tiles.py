@@ -81,9 +81,11 @@ def gathered(problem: Problem, recorder: Recorder, section: int) -> Tiles:
     rows = items * 2 * TILE
     tiles = Tiles(*(np.full((B, N, rows, slots // width), np.nan) for width in (1, 1, 32)))
     for (cta, stage), scores in recorder.scores.items():
-        first_head = cta // (section * items) * section
-        within = cta % (section * items)
+        which, within = divmod(cta, section * items)
+        first_head = which * section
         heads = min(section, N * B - first_head)
+        if which % 2:
+            within = heads * items - 1 - within
         batch, head = divmod(first_head + within % heads, N)
         first_row = (items - 1 - within // heads) * 2 * TILE + stage * TILE
         where = (batch, head, slice(first_row, first_row + TILE))

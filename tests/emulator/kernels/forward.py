@@ -19,6 +19,7 @@ from cuda.emulator.manifest import KernelEntry, read_manifest
 from jax_fp4attn import SegmentIds, reference
 from jax_fp4attn.code_map import Affine, Exponential, SignedSquare
 from jax_fp4attn.config import LN_2, OperatorConfig, Visibility
+from jax_fp4attn.formats import BlockScaled, from_scale_pages, to_scale_pages
 from jax_fp4attn.recipe import Recipe
 from jax_fp4attn.reference.tiles import key_order
 from tests.shapes import COMPILER_OPTIONS
@@ -195,28 +196,53 @@ def probabilities(recipe: Recipe) -> str:
 
 def numbers(config: OperatorConfig, heads: int) -> dict[str, float]:
     """The numbers of a recipe and a window; whether heads come in sections does not matter to results."""
-    recipe, log2_scale = config.recipe, config.log2_scale
     left, right = (_UNLIMITED, _UNLIMITED) if config.window is None else config.window
     right = 0 if config.is_causal else right
-    numbers: dict[str, float] = {
-        "section": 1 if right == _UNLIMITED else heads,
-        "window_left": left,
-        "window_right": right,
-    }
-    numbers |= {"log2_scale": log2_scale, "rescale_threshold": recipe.rescale_threshold_bits}
-    numbers |= {"block_offset": 1 - math.log2(recipe.p_exponent_rule), "shift": recipe.p_scale_shift}
+    visible = {"section": 1 if right == _UNLIMITED else heads, "window_left": left, "window_right": right}
+    others = dict.fromkeys(("block_offset", "shift", "margin", "slope", "intercept", "constant"), 0.0)
+    others |= {"rescale_threshold": 0.0, "unit": 1.0}
+    if config.recipe.p_format == "e4m3":
+        recipe = config.recipe
+        others |= {"rescale_threshold": recipe.rescale_threshold_bits, "unit": 1 / recipe.v_multiplier}
+    else:
+        others |= _direct_p(config)
+    return visible | {"log2_scale": config.log2_scale} | others
+
+
+def _direct_p(config: OperatorConfig) -> dict[str, float]:
+    recipe = config.recipe
+    assert isinstance(recipe.p_exponent_rule, float) and recipe.code_map is not None
     in_bits = recipe.margin_unit == "bits"
-    numbers |= {
-        "margin": recipe.margin / log2_scale if in_bits else recipe.margin * LN_2,
-        "unit": 1 / recipe.v_multiplier,
+    found = {
+        "block_offset": 1 - math.log2(recipe.p_exponent_rule),
+        "shift": recipe.p_scale_shift,
+        "margin": recipe.margin / config.log2_scale if in_bits else recipe.margin * LN_2,
     }
-    match recipe.code_map.quarters[0] if recipe.code_map else None:
+    match recipe.code_map.quarters[0]:
         case Affine(slope, intercept):
-            chosen = (slope, intercept, 0.0)
+            return found | {"slope": slope, "intercept": intercept}
         case SignedSquare(slope, intercept, constant):
-            chosen = (slope, intercept, constant)
+            return found | {"slope": slope, "intercept": intercept, "constant": constant}
         case Exponential(offset):
-            chosen = (1.0, offset, 0.0)
-        case _:
-            chosen = (0.0, 0.0, 0.0)
-    return numbers | dict(zip(("slope", "intercept", "constant"), chosen, strict=True))
+            return found | {"slope": 1.0, "intercept": offset}
+    raise AssertionError(f"no kernel takes {recipe.code_map!r}")
+
+
+def same_bits(one: Attention, other: Attention) -> bool:
+    """Whether output and lse are equal, NaN and signs of zeros included."""
+    return all(np.array_equal(x.view(np.uint32), y.view(np.uint32)) for x, y in zip(one, other, strict=True))
+
+
+def random_segments(batch: int, num_queries: int, num_keys: int) -> tuple[np.ndarray, np.ndarray]:
+    """Segments 0 (padding) to 3, which follow one another."""
+    rng = np.random.default_rng(7)
+    queries, keys = (np.sort(rng.integers(0, 4, (batch, length)), axis=1) for length in (num_queries, num_keys))
+    return queries, keys
+
+
+def with_nan_scales(x: BlockScaled, rows: np.ndarray) -> BlockScaled:
+    """NVFP4 with NaN scales in some rows [B, tiles * 128] of every head, rows that have no codes among them."""
+    num_scales = x.shape[-1] // x.block_size
+    scales = from_scale_pages(x.scales, rows.shape[1], num_scales)
+    scales = jnp.where(rows[:, None, :, None], np.uint8(0x7F), scales)
+    return dataclasses.replace(x, scales=to_scale_pages(scales))

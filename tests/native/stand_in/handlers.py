@@ -149,7 +149,7 @@ class TensorMap(NamedTuple):
 
 # Of cuda.h.
 _ELEMENTS = {0: "u8", 6: "f16", 9: "bf16"}
-_SWIZZLES = {0: "none", 2: "64B", 3: "128B"}
+_SWIZZLES = {0: "none", 1: "32B", 2: "64B", 3: "128B"}
 
 
 class Launch(NamedTuple):
@@ -186,7 +186,7 @@ class Driver:
 
 @functools.cache
 def _kernels_by_entry() -> dict[str, dict[str, Any]]:
-    return {kernel["entry"]: kernel for kernel in manifest().values()}
+    return {kernel["entry"]: kernel for target in TARGETS for kernel in manifest(target).values()}
 
 
 def _launch(call: dict[str, Any], maps: dict[int, TensorMap]) -> Launch:

@@ -1,0 +1,105 @@
+"""What the assembler made of the forward for Blackwell: instructions, registers, memories."""
+
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.native.stand_in.handlers import BUILT, NO_BUILD, manifest
+
+TARGET = "sm_100f"
+KERNELS = [f"blackwell_forward_h{head_size}" for head_size in (64, 128)]
+REGISTERS = 65536  # of a multiprocessor
+SHARED_BYTES = 227 << 10
+COLUMNS = 512
+
+pytestmark = pytest.mark.skipif(not (BUILT / f"kernels.{TARGET}.cubin").is_file(), reason=NO_BUILD)
+
+
+def disassembler() -> str | None:
+    """Of CUDA's toolkit, or of NVIDIA's Python package."""
+    packaged = (path for entry in map(pathlib.Path, sys.path) for path in entry.glob("nvidia/*/bin/cuobjdump"))
+    return shutil.which("cuobjdump") or next(map(str, packaged), None)
+
+
+@pytest.fixture(scope="module")
+def machine_code() -> dict[str, str]:
+    """Of each forward, by name."""
+    tool = disassembler()
+    if tool is None:
+        pytest.skip("there is no cuobjdump")
+    command = [tool, "-sass", BUILT / f"kernels.{TARGET}.cubin"]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    functions = dict(part.split("\n", 1) for part in text.split("Function : ")[1:])
+    entries = {kernel["entry"]: name for name, kernel in manifest(TARGET).items()}
+    return {entries[entry]: code for entry, code in functions.items() if entries[entry].startswith("blackwell_")}
+
+
+@pytest.fixture(scope="module")
+def ptx() -> dict[str, str]:
+    """Of each forward, by name."""
+    text = (BUILT / f"kernels.{TARGET}.ptx").read_text()
+    bodies = {re.match(r"\w+", part)[0]: part for part in text.split(".visible .entry ")[1:]}
+    kernels = manifest(TARGET)
+    return {name: bodies[kernel["entry"]] for name, kernel in kernels.items() if name.startswith("blackwell_")}
+
+
+def test_every_head_size_has_its_kernels(ptx):
+    for prefix in KERNELS:
+        assert {name.removeprefix(prefix + "_") for name in ptx if name.startswith(prefix)} == {
+            "e4m3",
+            "affine",
+            "square",
+            "exponential",
+            "affine_mixed_anchor32",
+            "affine_mixed_odd_anchor128",
+        }
+
+
+def test_products_are_those_of_the_formats(machine_code):
+    stages = 2
+    for name, code in machine_code.items():
+        # FP4 products with blocks of 16 and of 32, and FP8 products; a step of K is 64, or 32 of FP8.
+        found = {kind: len(re.findall(rf"\b{re.escape(kind)} ", code)) for kind in ("UTCOMMA.4X", "UTCOMMA", "UTCQMMA")}
+        direct = "e4m3" not in name
+        score_steps = 2 if "h128" in name else 1
+        assert found == {
+            "UTCOMMA.4X": stages * score_steps,
+            "UTCOMMA": stages * 2 * direct,
+            "UTCQMMA": stages * 4 * (not direct),
+        }, name
+        # Scale factors: of query and key for each step of K64, and of the values.
+        assert len(re.findall(r"\bUTCCP\.T\.S\.4x32dp128bit ", code)) == stages * (2 * score_steps + direct), name
+
+
+def test_nothing_is_spilled(machine_code):
+    for name, kernel in manifest(TARGET).items():
+        if name in machine_code:
+            assert kernel["stack_bytes"] == 0, name
+            assert not re.search(r"\b(STL|LDL)\b", machine_code[name]), name
+
+
+def test_registers_are_within_the_budgets_of_the_roles(machine_code, ptx):
+    for name, text in ptx.items():
+        budgets = re.findall(r"setmaxnreg\.(inc|dec)\.sync\.aligned\.u32\s+(\d+);", text)
+        assert budgets == [("inc", "192"), ("dec", "80"), ("dec", "48")], name
+        softmax, correction, others = (int(count) for _, count in budgets)
+        kernel = manifest(TARGET)[name]
+        assert kernel["registers"] * kernel["threads"] <= REGISTERS, name
+        assert 128 * (2 * softmax + correction + others) <= REGISTERS, name
+        # What a role uses lies between its own request and the next one's.
+        parts = re.split(r"USETMAXREG", machine_code[name])
+        used = [max((int(n) for n in re.findall(r"\bR(\d+)\b", part)), default=0) + 1 for part in parts]
+        assert used[1] <= softmax and used[2] <= correction, (name, used)
+
+
+def test_memories(ptx):
+    for name, text in ptx.items():
+        assert manifest(TARGET)[name]["shared_bytes"] <= SHARED_BYTES, name
+        (allocated,) = re.findall(r"mov\.b32\s+(%r\d+), (\d+);\s+tcgen05\.alloc\S+\s+\[[^]]+\], (%r\d+);", text)
+        assert allocated[0] == allocated[2] and int(allocated[1]) == COLUMNS, name
+        assert len(re.findall(r"\btcgen05\.alloc\b", text)) == len(re.findall(r"\btcgen05\.dealloc\b", text)) == 1
+        assert "tcgen05.relinquish_alloc_permit" in text, name
