@@ -133,8 +133,8 @@ def _visit(bodies: dict[str, list[str]], name: str, runs: int, devices: int) -> 
 def _collective(line: str, match: re.Match[str], runs: int, devices: int) -> Collective:
     kind = match[2]
     arrays = [Array(dtype, _sizes(sizes)) for dtype, sizes in _ARRAY.findall(match[1])]
-    if match[3] and kind in ("all-gather", "collective-permute"):
-        # The operands come first, and sometimes two counters last.
+    # Those that only start have their operands first, all-reduce on some backends alone, and sometimes counters last.
+    if match[3] and (kind in ("all-gather", "collective-permute") or match[1].startswith("((")):
         arrays = [array for array in arrays if array != Array("u32", ())]
         arrays = arrays[len(arrays) // 2 :]
     source = re.search(r'op_name="([^"]*)"', line)

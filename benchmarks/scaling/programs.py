@@ -23,7 +23,7 @@ class Program:
       collectives: That run on it.
       sent_bytes: What a device sends when it runs once, by kind of collective.
       split_bytes: The same of the program as it was split over the devices, before the backend changed it. A CPU, for
-        one, gathers and sums bfloat16 as float32.
+        one, gathers and sums bfloat16 as float32. Empty if its text was not kept.
       gathered: Activations or operands of attention that are gathered.
       custom_calls: Number of calls of native kernels.
     """
@@ -67,12 +67,12 @@ def read_program(directory: Path, name: str, parameter_sizes: Sequence[int]) -> 
     Returns:
       What it communicates.
     """
-    text = _read(directory, name)
+    text, split = _read(directory, name), f"{name} split"
     found = collectives.find(text)
     return Program(
         collectives=found,
         sent_bytes=_by_kind(found),
-        split_bytes=_by_kind(collectives.find(_read(directory, f"{name} split"))) if found else {},
+        split_bytes=_by_kind(collectives.find(_read(directory, split))) if _path(directory, split).is_file() else {},
         gathered=collectives.gathered(found, parameter_sizes),
         custom_calls=text.count('custom_call_target="jax_fp4attn_'),
     )

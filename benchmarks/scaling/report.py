@@ -190,7 +190,7 @@ def _communication(measured: Results, programs: Programs) -> str:
                 result.name,
                 *(f"{program.sent_bytes.get(kind, 0) / 1e6:.4g}" for kind in KINDS),
                 f"{sent / 1e6:.4g}",
-                f"{sum(program.split_bytes.values()) / 1e6:.4g}",
+                f"{sum(program.split_bytes.values()) / 1e6:.4g}" if program.split_bytes else "",
                 f"{least / 1e6:.4g}",
                 f"{result.flops / 2 / sent:.3g}",
                 "" if seconds is None else f"{1e3 * seconds:.2f}",

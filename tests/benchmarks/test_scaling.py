@@ -46,6 +46,8 @@ ENTRY %main (p0: f32[8,4]) -> f32[8,4] {
   %loop = (s32[], f32[8,4]) while(%t), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"3"}}
   %sum = (f32[5]{0}, bf16[2,3]{1,0}) all-reduce(%a, %b), replica_groups=mesh['data'=2,'model'=1] {'data'}, to_apply=%add
   %alone = f32[5]{0} all-reduce(%a), replica_groups={{0},{1}}, to_apply=%add
+  %begun = ((f32[7], u8[2]), (f32[7], u8[2])) all-reduce-start(%a, %b), replica_groups={{0,1}}, to_apply=%add
+  %plain = (f32[9]{0}, u8[3]{0}) all-reduce-start(%a, %b), replica_groups={{0,1}}, to_apply=%add
   ROOT %out = f32[8,4] copy(%p0), metadata={op_name="all-gather(x)"}
 }
 """
@@ -60,6 +62,8 @@ class TestCollectives:
             ("reduce-scatter", (Array("f32", (8,)),), 1),
             ("collective-permute", (Array("u8", (8, 4)),), 3),
             ("all-reduce", (Array("f32", (5,)), Array("bf16", (2, 3))), 1),
+            ("all-reduce", (Array("f32", (7,)), Array("u8", (2,))), 1),
+            ("all-reduce", (Array("f32", (9,)), Array("u8", (3,))), 1),
         ]
 
     @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from examples import train_language_model
 from examples.language_model import data, training
 from examples.language_model.exact_attention import Exact, ExactAttention
 from examples.language_model.generation import generate
-from examples.language_model.model import LanguageModel, ModelConfig
+from examples.language_model.model import LanguageModel, ModelConfig, cast_kernels
 from examples.language_model.report import read_results
 from examples.language_model.sizes import SIZES, Size
 from examples.language_model.training import TrainingConfig
@@ -73,6 +73,11 @@ def parameters(model):
     return jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(model, nnx.Param)))
 
 
+def flat_parameters(model):
+    leaves = jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
+
+
 class TestData:
     def test_nothing_held_out_is_also_learned(self, corpus):
         learned, held_out = (x.tobytes().decode().split("\n\n") for x in (corpus.training, corpus.held_out))
@@ -119,6 +124,19 @@ class TestModel:
         logits, other = predict(model, tokens), predict(model, changed)
         np.testing.assert_array_equal(logits[:, :20], other[:, :20])
         assert (logits[:, 20:] != other[:, 20:]).any(axis=-1).all()
+
+
+class TestCastKernels:
+    def test_kernels_have_the_dtype_of_their_layers(self, model):
+        dtypes = {name: x.dtype for name, x in flat_parameters(cast_kernels(model)).items()}
+        attention = {name for name in dtypes if "attention/" in name}
+        assert {dtypes[name] for name in attention} == {jnp.dtype("bfloat16")}
+        assert {dtypes[name] for name in dtypes.keys() - attention} == {jnp.dtype("float32")}
+        assert {x.dtype for x in flat_parameters(model).values()} == {jnp.dtype("float32")}
+
+    def test_predictions_are_the_same(self, model):
+        tokens = jnp.arange(32)[None]
+        np.testing.assert_array_equal(predict(cast_kernels(model), tokens), predict(model, tokens))
 
 
 class TestExactAttention:
