@@ -47,6 +47,13 @@ def _needs_kernels():
         pytest.skip(reason)
 
 
+def skip_if_missing(recipe, head_size):
+    """Skips what not every GPU has a kernel for."""
+    reason = native.missing_kernel("forward", recipe, head_size)
+    if recipe is GUARDED and reason is not None:
+        pytest.skip(f"on this GPU {reason}")
+
+
 def make_inputs(batch, num_queries, num_keys, heads, kv_heads, head_size, seed=0):
     rng = np.random.default_rng(seed)
     shapes = [(batch, num_queries, heads), (batch, num_keys, kv_heads), (batch, num_keys, kv_heads)]
@@ -92,9 +99,7 @@ class TestStep:
     def check(self, recipe, inputs, visibility=Visibility(), is_causal=False, window=None):  # noqa: B008
         _, _, _, head_size = inputs[0].shape
         num_keys = inputs[1].shape[1]
-        reason = native.missing_kernel("forward", recipe, head_size)
-        if recipe is GUARDED and reason is not None:
-            pytest.skip(f"on this GPU {reason}")
+        skip_if_missing(recipe, head_size)
         config = OperatorConfig(recipe, head_size**-0.5, is_causal, window, implementation="cuda or reference")
         operands = on_cpu(functools.partial(reference.quantize_operands, config), *inputs, visibility)
         kernel, oracle = (
@@ -176,6 +181,7 @@ class TestCodes:
     @pytest.mark.parametrize("is_causal", [False, True])
     @pytest.mark.parametrize("recipe", DIRECT_P, ids=lambda recipe: recipe.name)
     def test_they_are_the_reference_s(self, recipe, is_causal):
+        skip_if_missing(recipe, 128)
         num_keys = 400
         query, key, _ = make_inputs(1, 500, num_keys, 4, 1, 128)
         config = OperatorConfig(recipe, 128**-0.5, is_causal, window=None, implementation="cuda or reference")
@@ -211,6 +217,7 @@ class TestOperator:
     @pytest.mark.parametrize("is_causal", [False, True])
     @all_recipes
     def test_attention(self, recipe, is_causal, jit):
+        skip_if_missing(recipe, 128)
         inputs = make_inputs(2, 300, 300, 4, 2, 128)
         actual = on_gpu(self.attend(recipe, "cuda", is_causal=is_causal), *inputs, jit=jit)
         expected = on_cpu(self.attend(recipe, "reference", is_causal=is_causal), *inputs)
