@@ -5,8 +5,9 @@ from the largest score, maps the scores, and rounds with the hardware's conversi
 memory. Scales are absolute, so that the accumulators of the output are never rescaled, and so is the denominator, the
 sum of the codes times their scales, whose codes are added as integers.
 
-Every step rounds where the reference rounds, so that scales, and all codes but those within rounding of a midpoint, are
-the reference's.
+Every step rounds where the reference rounds, so that scales and codes are the reference's, but those within rounding of
+a threshold or midpoint: a compiler may contract the reference's product and sum of a block's largest score, as is done
+here.
 """
 
 import dataclasses
@@ -16,8 +17,8 @@ import cutlass.cute as cute
 from kernels import code_maps, tile
 from kernels.blackwell import packed, tensor_memory
 from kernels.blackwell.tensor_memory import P_SCALES, P
-from kernels.instructions import exp2, fused, larger_or_nan, log2, smaller_or_nan, sum_rounded_down
-from kernels.words import Float32, Uint32, as_bits, bytes_of, reciprocal, rounded_product, when
+from kernels.instructions import fused, larger_or_nan, log2, smaller_or_nan, sum_rounded_down
+from kernels.words import Float32, Uint32, as_bits, as_float, bytes_of, reciprocal, rounded_product, when
 
 Int32, Boolean = cutlass.Int32, cutlass.Boolean
 
@@ -26,6 +27,7 @@ _WORD = 8  # codes
 _LOG2_SIX = 2.584962500721156
 _LN_2 = 0.6931471805599453
 _BIAS = 127.0
+_MANTISSA_BITS = 23
 _ROUNDER = 12582912.0  # 1.5 * 2**23: whose bits have the exponent in the low ones
 _TWELFTH = 1.0 / 12  # of twice a sum of codes: 1/6 of P
 _UNIT = 1.0 / 36  # 1/6 of P times 1/6 of V, which the product leaves out
@@ -100,7 +102,7 @@ def step(
     if constants.anchor_keys:
         row = dataclasses.replace(row, reference=_reference(scores, row.reference, key_tile, constants))
     stored: list[Float32] = []
-    increments: list[Float32] = []
+    total = row.total
     for quarter in range(tile.ROWS // _BLOCK):
         block = scores[quarter * _BLOCK : (quarter + 1) * _BLOCK]
         exponent = _exponent(block, row.reference, constants)
@@ -110,10 +112,9 @@ def step(
         # The low byte is that of E8M0, which for NaN is 255.
         stored.append(exponent - (constants.shift - Float32(_BIAS)))
         codes = Float32(packed.doubled_sum_of_e2m1(words, tables)) * Float32(_TWELFTH)
-        increments.append(exp2(stored[-1] - Float32(_ROUNDER + _BIAS)) * codes)
+        total = fused(as_float(as_bits(stored[-1]) << _MANTISSA_BITS), codes, total)  # minus infinity for NaN
     tensor_memory.store(columns + (P_SCALES.first + warp), [_low_bytes(stored)])
-    increment = (increments[0] + increments[1]) + (increments[2] + increments[3])
-    return dataclasses.replace(row, total=row.total + increment)
+    return dataclasses.replace(row, total=total)
 
 
 @cute.jit
@@ -130,7 +131,7 @@ def _exponent(block: list[Float32], reference: Float32, constants: Constants) ->
     highest = packed.highest(block)
     if constants.anchor_keys:
         highest = highest - reference
-    raised = rounded_product(highest, constants.log2_scale) + constants.block_offset
+    raised = fused(highest, constants.log2_scale, constants.block_offset)
     lowest = constants.shift + Float32(1.0 - _BIAS)
     clamped = larger_or_nan(smaller_or_nan(raised, Float32(_BIAS)), lowest)
     return sum_rounded_down(clamped, Float32(_ROUNDER))
@@ -171,7 +172,8 @@ def normalize(row: Row, sees: Boolean, constants: Constants) -> tuple[Float32, F
       sees: Whether it may see anything.
       constants: Of the recipe.
     """
-    vanishes = (row.total < Float32(_LEAST)) | ~sees
+    # A NaN has left minus infinity, whose logarithm is NaN.
+    vanishes = (row.total >= Float32(0.0)) & (row.total < Float32(_LEAST)) | ~sees
     overflows = row.total == Float32(float("inf"))
     factor = when(vanishes | overflows, Float32(0.0), Float32(_UNIT) * reciprocal(row.total))
     offset = fused(row.reference, constants.log2_scale, constants.shift)
