@@ -172,10 +172,11 @@ def normalize(row: Row, sees: Boolean, constants: Constants) -> tuple[Float32, F
       sees: Whether it may see anything.
       constants: Of the recipe.
     """
-    # A NaN has left minus infinity, whose logarithm is NaN.
-    vanishes = (row.total >= Float32(0.0)) & (row.total < Float32(_LEAST)) | ~sees
-    overflows = row.total == Float32(float("inf"))
-    factor = when(vanishes | overflows, Float32(0.0), Float32(_UNIT) * reciprocal(row.total))
+    # NaN has left minus infinity, see above.
+    total = when(row.total < Float32(0.0), Float32(float("nan")), row.total)
+    vanishes = (total < Float32(_LEAST)) | ~sees
+    overflows = total == Float32(float("inf"))
+    factor = when(vanishes | overflows, Float32(0.0), Float32(_UNIT) * reciprocal(total))
     offset = fused(row.reference, constants.log2_scale, constants.shift)
-    log = when(overflows, Float32(float("inf")), (log2(row.total) + offset) * Float32(_LN_2))
+    log = when(overflows, Float32(float("inf")), (log2(total) + offset) * Float32(_LN_2))
     return factor, when(vanishes, Float32(float("-inf")), log)
