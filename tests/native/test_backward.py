@@ -17,8 +17,7 @@ from jax_fp4attn.native.attributes import recipe_attributes
 from jax_fp4attn.reference.row_operands import lift_bits
 from tests.assertions import assert_same_bytes, relative_l2
 from tests.custom_calls import targets
-from tests.native.stand_in import handlers
-from tests.native.stand_in.handlers import Driver, Handlers, Launch, TensorMap
+from tests.native.stand_in.handlers import Handlers, Launch, TensorMap
 from tests.native.test_handlers import (
     BF16,
     DIVIDED_HEADS,
@@ -46,26 +45,6 @@ OTHER_FACTORS = dataclasses.replace(
 )
 both_accumulations = pytest.mark.parametrize("recipe", [recipes.train, ORDERED], ids=lambda recipe: recipe.name)
 both_head_sizes = pytest.mark.parametrize("head_size", [64, 128])
-
-
-@pytest.fixture(scope="module")
-def libraries(tmp_path_factory):
-    try:
-        return handlers.build(tmp_path_factory.mktemp("libraries"))
-    except handlers.UnavailableError as reason:
-        pytest.skip(str(reason))
-
-
-@pytest.fixture(scope="module")
-def loaded_driver(libraries):
-    return Driver(libraries.driver)
-
-
-@pytest.fixture
-def driver(loaded_driver):
-    loaded_driver.pretend()
-    loaded_driver.take()
-    return loaded_driver
 
 
 @pytest.fixture(scope="module")

@@ -21,32 +21,12 @@ from jax_fp4attn.reference.tiles import key_order
 from tests.emulator.kernels import blackwell_forward as blackwell
 from tests.emulator.kernels.forward import inputs, problem_of
 from tests.native.stand_in import handlers
-from tests.native.stand_in.handlers import Driver, Handlers, Launch, TensorMap
+from tests.native.stand_in.handlers import Handlers, Launch, TensorMap
 
 BF16, F16, F32, S32, U8 = jnp.bfloat16, jnp.float16, jnp.float32, jnp.int32, jnp.uint8
 ERRORS = (jax.errors.JaxRuntimeError, ValueError)
 """What the error of a handler becomes; the second where JAX finds the program in its cache."""
 STEPS = ("quantize", "quantize_for_training", "forward", "row_operands")
-
-
-@pytest.fixture(scope="module")
-def libraries(tmp_path_factory):
-    try:
-        return handlers.build(tmp_path_factory.mktemp("libraries"))
-    except handlers.UnavailableError as reason:
-        pytest.skip(str(reason))
-
-
-@pytest.fixture(scope="module")
-def loaded_driver(libraries):
-    return Driver(libraries.driver)
-
-
-@pytest.fixture
-def driver(loaded_driver):
-    loaded_driver.pretend()
-    loaded_driver.take()
-    return loaded_driver
 
 
 @pytest.fixture(scope="module")
