@@ -13,8 +13,7 @@ from tests.emulator.kernels.forward import (
     Attention,
     Library,
     Problem,
-    array,
-    numbers,
+    common_values,
     order_of,
     probabilities,
 )
@@ -71,7 +70,6 @@ def values_of(problem: Problem, key_codes: Any, key_pages: Any) -> dict[str, Any
     B, N, T, H = problem.operands.query.shape
     K = problem.operands.key.shape[1]
     query, value = problem.operands.query, problem.operands.value
-    visibility, segments = problem.visibility, problem.visibility.segment_ids
     is_mxfp4 = problem.recipe.v_format == "mxfp4"
     return {
         "query_map": np.asarray(query.codes).reshape(B * N * T, -1),
@@ -80,21 +78,7 @@ def values_of(problem: Problem, key_codes: Any, key_pages: Any) -> dict[str, Any
         "key_pages": np.asarray(key_pages),
         "value_map": np.asarray(value.codes if is_mxfp4 else value).reshape(B * K * H, -1),
         "value_pages": np.asarray(value.scales) if is_mxfp4 else None,
-        "output": Output(np.zeros((B, T, N, H), np.uint16)),
-        "lse": Output(np.zeros((B, N, T), np.float32)),
-        "query_lengths": array(visibility.query_lengths),
-        "key_lengths": array(visibility.key_lengths),
-        "query_segments": None if segments is None else array(segments.query),
-        "key_segments": None if segments is None else array(segments.key_value),
-        "order": order_of(problem),
-        "key_offset": array(visibility.key_offset),
-        "num_queries": T,
-        "num_keys": problem.num_keys,
-        "query_heads": N,
-        "kv_heads": K,
-        "batches": B,
-        "num_items": items_of(problem),
-        **numbers(problem.config, B * N),
+        **common_values(problem, items_of(problem)),
     }
 
 

@@ -194,6 +194,30 @@ def probabilities(recipe: Recipe) -> str:
     return f"{kind}_mixed{odd}_anchor{recipe.anchor_keys}"
 
 
+def common_values(problem: Problem, num_items: int) -> dict[str, Any]:
+    """Arguments of an attention kernel, by name, that do not depend on how it takes its operands."""
+    B, N, T, H = problem.operands.query.shape
+    K = problem.operands.key.shape[1]
+    visibility, segments = problem.visibility, problem.visibility.segment_ids
+    return {
+        "output": Output(np.zeros((B, T, N, H), np.uint16)),
+        "lse": Output(np.zeros((B, N, T), np.float32)),
+        "query_lengths": array(visibility.query_lengths),
+        "key_lengths": array(visibility.key_lengths),
+        "query_segments": None if segments is None else array(segments.query),
+        "key_segments": None if segments is None else array(segments.key_value),
+        "order": order_of(problem),
+        "key_offset": array(visibility.key_offset),
+        "num_queries": T,
+        "num_keys": problem.num_keys,
+        "query_heads": N,
+        "kv_heads": K,
+        "batches": B,
+        "num_items": num_items,
+        **numbers(problem.config, B * N),
+    }
+
+
 def numbers(config: OperatorConfig, heads: int) -> dict[str, float]:
     """The numbers of a recipe and a window; whether heads come in sections does not matter to results."""
     left, right = (_UNLIMITED, _UNLIMITED) if config.window is None else config.window

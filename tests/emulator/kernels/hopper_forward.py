@@ -14,8 +14,7 @@ from tests.emulator.kernels.forward import (
     Attention,
     Library,
     Problem,
-    array,
-    numbers,
+    common_values,
     order_of,
     probabilities,
 )
@@ -91,7 +90,6 @@ def attend(
     # All warpgroups but one have 64 rows each.
     rows_an_item = LIBRARY.kernels[kernel].threads // 2 - 64
     items = B * N * math.ceil(T / rows_an_item)
-    visibility, segments = problem.visibility, problem.visibility.segment_ids
     if problem.recipe.v_format == "mxfp4":
         value, exponents = expanded_value(problem)
     else:
@@ -102,21 +100,7 @@ def attend(
         "key_map": expanded_key(problem).reshape(-1, H),
         "value_map": value.reshape(B * K * H, -1),
         "value_exponents": exponents,
-        "output": Output(np.zeros((B, T, N, H), np.uint16)),
-        "lse": Output(np.zeros((B, N, T), np.float32)),
-        "query_lengths": array(visibility.query_lengths),
-        "key_lengths": array(visibility.key_lengths),
-        "query_segments": None if segments is None else array(segments.query),
-        "key_segments": None if segments is None else array(segments.key_value),
-        "order": order_of(problem),
-        "key_offset": array(visibility.key_offset),
-        "num_queries": T,
-        "num_keys": problem.num_keys,
-        "query_heads": N,
-        "kv_heads": K,
-        "batches": B,
-        "num_items": items,
-        **numbers(problem.config, B * N),
+        **common_values(problem, items),
     }
     if section is not None:
         values["section"] = section
