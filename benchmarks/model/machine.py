@@ -83,6 +83,7 @@ RATES = (
     ("MUFU.EX2, sm_103", "32 lanes", "hao-ai-lab/flash-attention-fp4 measured 32; stall counts of sm_103a code"),
     ("LDS, STS", "32 lanes", "stall counts"),
     ("LDTM, STTM", "a column of 128 lanes", "assumed: no published measurement was found"),
+    ("LDTM with maxima, sm_103", "a column of 128 lanes", "assumed, as for other loads"),
     ("tcgen05.mma, M128 N128", f"one in {_USED.product} clocks", "hao-ai-lab/flash-attention-fp4 measured on GB300"),
     ("mbarrier, arrival to waiter", f"{_USED.barrier} clocks", "the same: 71 to 85 in a kernel"),
     (
