@@ -21,8 +21,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 LIBRARY = "libjax_fp4attn.so"
 INSTALLED = HERE.parent / "jax_fp4attn" / "native" / LIBRARY
 MANIFESTS = HERE / "manifest"
-TARGETS = ("sm_90a", "sm_100f")
-"""Hopper, and the Blackwell family of compute capabilities 10.x."""
+TARGETS = ("sm_90a", "sm_100f", "sm_103a")
+"""Hopper, the Blackwell family of compute capabilities 10.x, and of it 10.3 alone."""
 
 _FLAGS = (
     "-std=c++17",

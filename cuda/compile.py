@@ -20,7 +20,7 @@ def compile_target(target: str, out: pathlib.Path) -> None:
     """Writes ``kernels.<target>.cubin``, ``.ptx`` and ``.json``.
 
     Args:
-      target: sm_90a or sm_100f.
+      target: sm_90a, sm_100f or sm_103a.
       out: Directory to write to.
     """
     out.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 """Counts instructions of Blackwell forward kernels and models their cycles, on any machine.
 
-Usage: python -m benchmarks.model [--cubin CUBIN] [--flash-attention-4 CUBIN ...] [--out DIRECTORY]
+Usage: python -m benchmarks.model [--cubin CUBIN ...] [--flash-attention-4 CUBIN ...] [--out DIRECTORY]
 
-`make native` makes the cubin. Without cubins of FlashAttention-4 its recorded counts are used.
+`make native` makes the cubins. Without cubins of FlashAttention-4 its recorded counts are used.
 """
 
 import argparse
@@ -12,14 +12,16 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.model.cases import CUBIN, ours, theirs
+from benchmarks.model.cases import CUBINS, ours, theirs
 from benchmarks.model.check import compare, targets
+from benchmarks.model.cycles import model_step
 from benchmarks.model.evidence import stalls_between_neighbours, vary
+from benchmarks.model.images import savings
 from benchmarks.model.machine import rates_of
 from benchmarks.model.plot import write_plot
 from benchmarks.model.published import FLASH_ATTENTION_4, rows
 from benchmarks.model.records import Record, count, exponentials_of, find_kernels, read_csv, write_csv
-from benchmarks.model.report import RANKED_ON, Findings, markdown
+from benchmarks.model.report import OWN_CODE, RANKED_ON, Findings, markdown
 from benchmarks.model.sass import Module, disassemble
 from benchmarks.model.warps import Warps
 
@@ -33,14 +35,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
       arguments: Command line; None for the process's own.
 
     Returns:
-      Exit status: 1 if there is no cubin.
+      Exit status: 1 if a cubin is missing.
     """
     options = _parse_arguments(arguments)
-    if not options.cubin.is_file():
-        print(f"nothing to model: no {options.cubin}; run make native", file=sys.stderr)
+    missing = next((cubin for cubin in options.cubin if not cubin.is_file()), None)
+    if missing is not None:
+        print(f"nothing to model: no {missing}; run make native", file=sys.stderr)
         return 1
     options.out.mkdir(parents=True, exist_ok=True)
-    counted = [_disassemble(options.cubin, ours, options.cubin.name)]
+    counted = [_disassemble(cubin, ours, cubin.name) for cubin in options.cubin]
     for cubin in options.flash_attention_4:
         digest = hashlib.sha256(cubin.read_bytes()).hexdigest()[:12]
         counted.append(_disassemble(cubin, theirs, f"flash-attn-4, sha256 {digest}"))
@@ -63,7 +66,9 @@ def _parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.model", description="Models the cycles of Blackwell forward kernels."
     )
-    parser.add_argument("--cubin", type=Path, default=CUBIN, help="of this project (default: %(default)s)")
+    parser.add_argument(
+        "--cubin", type=Path, nargs="+", default=CUBINS, help="of this project (default: those that make native makes)"
+    )
     parser.add_argument(
         "--flash-attention-4",
         type=Path,
@@ -128,9 +133,17 @@ def _findings(records: Sequence[Record], counted: Sequence[_Code], notes: Sequen
         sorted({x.kernel for x in published} - modelled),
         targets(records, RANKED_ON),
         variations,
+        savings(records, OWN_CODE, _slow_loads(counted)),
         stalls_between_neighbours(turns),
         notes,
     )
+
+
+def _slow_loads(counted: Sequence[_Code]) -> dict[str, float]:
+    """Periods if loads with maxima took twice as long, of the kernels that are for these multiprocessors alone."""
+    rates = dataclasses.replace(rates_of(OWN_CODE.exponentials), maxima=2)
+    own = [code for code in counted if exponentials_of(code.target) == (OWN_CODE.exponentials,)]
+    return {kernel: model_step(warps, rates).period for code in own for kernel, warps in code.kernels.items()}
 
 
 if __name__ == "__main__":

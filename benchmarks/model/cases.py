@@ -7,8 +7,9 @@ from pathlib import Path
 from benchmarks.model.published import FLASH_ATTENTION_4
 from benchmarks.model.sass import Module
 
-CUBIN = Path(__file__).parents[2] / "build" / "native" / "kernels.sm_100f.cubin"
-"""Of this project, after `make native`."""
+_BUILT = Path(__file__).parents[2] / "build" / "native"
+CUBINS = tuple(_BUILT / f"kernels.{target}.cubin" for target in ("sm_100f", "sm_103a"))
+"""Of this project for Blackwell, after `make native`."""
 
 RECIPES: Mapping[str, str] = {
     "affine": "fast",
@@ -30,7 +31,7 @@ def ours(module: Module) -> dict[str, str]:
     """Forward kernels of this project for head size 128.
 
     Args:
-      module: Code of the project's cubin.
+      module: Code of one of the project's cubins.
 
     Returns:
       Recipe by name of the function.

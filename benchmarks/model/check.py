@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from benchmarks.model.cases import SAME_KERNEL
 from benchmarks.model.cycles import seconds
+from benchmarks.model.images import taken
 from benchmarks.model.machine import Machine
 from benchmarks.model.published import DESIGN_FRAGMENT, Row
 from benchmarks.model.records import Record
@@ -51,7 +52,7 @@ def compare(records: Sequence[Record], rows: Iterable[Row]) -> list[Comparison]:
 
 def find(records: Sequence[Record], kernel: str, machine: Machine) -> Record | None:
     """The record of a kernel on a GPU."""
-    return next((x for x in records if x.kernel == kernel and x.runs_on(machine)), None)
+    return next((x for x in taken(records, machine) if x.kernel == kernel), None)
 
 
 @dataclasses.dataclass(frozen=True)

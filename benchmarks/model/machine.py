@@ -42,6 +42,7 @@ class Rates:
       product: Of the multiprocessor, for an M128 N128 tcgen05.mma of any kind: K is 16 for bfloat16, 32 for 8 bits, 64
         for 4 bits.
       barrier: From an arrival at a shared-memory barrier until a warp that waits for it goes on.
+      maxima: Of a column of a tensor-memory load that takes the maximum; assumed to be that of any other load.
       tmem: From a tensor-memory load or store to its end, besides its transfer of a column a clock. Fitted, to one
         published time alone (FlashAttention-4 on B200, sequences of 32768): no measurement was found. It stands for
         everything in the hand-offs that is not known, as the latency of a product.
@@ -53,6 +54,7 @@ class Rates:
     packed: int = 2
     product: int = 79
     barrier: int = 80
+    maxima: int = 1
     tmem: int = 220
 
 
@@ -81,6 +83,7 @@ RATES = (
     ("MUFU.EX2, sm_103", "32 lanes", "hao-ai-lab/flash-attention-fp4 measured 32; stall counts of sm_103a code"),
     ("LDS, STS", "32 lanes", "stall counts"),
     ("LDTM, STTM", "a column of 128 lanes", "assumed: no published measurement was found"),
+    ("LDTM with maxima, sm_103", "a column of 128 lanes", "assumed, as for other loads"),
     ("tcgen05.mma, M128 N128", f"one in {_USED.product} clocks", "hao-ai-lab/flash-attention-fp4 measured on GB300"),
     ("mbarrier, arrival to waiter", f"{_USED.barrier} clocks", "the same: 71 to 85 in a kernel"),
     (

@@ -70,6 +70,11 @@ def tmem_columns(x: Instruction) -> int:
     return counts[0] if counts else 1
 
 
+def takes_maximum(x: Instruction) -> bool:
+    """Whether it loads tensor memory with the maximum of what it loads."""
+    return x.operation == "LDTM" and "MAX" in x.modifiers
+
+
 def converts_to_fp8(x: Instruction) -> bool:
     """Whether it packs E4M3 or E5M2."""
     return x.operation == "F2FP" and bool({"E4M3", "E5M2"} & set(x.modifiers)) and "UNPACK_B" not in x.modifiers
@@ -91,5 +96,5 @@ def issue_clocks(x: Instruction, rates: Rates) -> tuple[str, int]:
     if pipe == "conversion":
         return "alu", rates.fp8 if converts_to_fp8(x) else rates.alu
     if pipe in ("tmem load", "tmem store"):
-        return pipe, tmem_columns(x)
+        return pipe, tmem_columns(x) * (rates.maxima if takes_maximum(x) else 1)
     return pipe, {"alu": rates.alu, "mufu": rates.mufu, "shared": _SHARED_CLOCKS}.get(pipe, 1)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from benchmarks.model.check import Comparison, Target
 from benchmarks.model.cycles import seconds
 from benchmarks.model.evidence import VARIATIONS, WITHOUT_ARITHMETIC
+from benchmarks.model.images import Saving, taken
 from benchmarks.model.machine import B200, B300, MACHINES, RATES
 from benchmarks.model.pipes import PIPES
 from benchmarks.model.published import DESIGN_FRAGMENT
@@ -15,6 +16,9 @@ from benchmarks.model.shapes import Shape
 
 RANKED_ON = (B200, B300)
 """One GPU of each kind of multiprocessor."""
+
+OWN_CODE = B300
+"""Has an image of its own besides that of the family."""
 
 _FEWEST_PAIRS = 8
 
@@ -37,6 +41,7 @@ class Findings:
       unknown: Published kernels that there is no record of.
       targets: Asked of our kernels.
       variations: Clocks of a step of each kernel counted in this run, by name of the change of rates.
+      savings: Of the code for :data:`OWN_CODE` alone.
       stalls: Stall counts between neighbours of an operation in the code counted in this run.
       notes: Where the counts come from.
     """
@@ -46,6 +51,7 @@ class Findings:
     unknown: Sequence[str]
     targets: Sequence[Target]
     variations: Mapping[str, Mapping[str, float]]
+    savings: Sequence[Saving]
     stalls: Mapping[str, Mapping[int, int]]
     notes: Sequence[str]
 
@@ -66,6 +72,9 @@ def markdown(found: Findings) -> str:
     for machine in RANKED_ON:
         title = f"### {machine.exponentials} exponentials a clock ({_names(machine.exponentials)})"
         parts.append(f"{title}\n\n" + _steps([x for x in records if x.runs_on(machine)]))
+    if found.savings:
+        title = f"## Code for {OWN_CODE.name} alone, counted and modelled"
+        parts.append(f"{title}\n\n{_SAVING_NOTE}\n\n" + _savings(found.savings))
     if found.targets:
         parts.append("## Targets\n\n" + _targets(found.targets))
     parts.append(f"## Ranking, modelled, {RANKED_SHAPE}\n\n" + _ranking(records))
@@ -90,6 +99,10 @@ _PATH = ("load", "compute", "store", "first_output", "total")
 _STEP_NOTE = """A step is two query tiles of 128 rows against 128 keys. Columns of units are busy clocks of the \
 sub-partition that also has the issuing warp; "first P V" and "path" are of one query tile that has it to itself, from \
 scores to the first product that may use its probabilities, and to its next scores; "period" is from step to step."""
+
+_SAVING_NOTE = """The family's code and their own, whose loads of scores take the maxima of 32 columns, on the same \
+multiprocessors. Instructions are of a fragment, clocks of a step. "Slow loads" has clocks of their own code if loads \
+with maxima took two clocks a column; as assumed they take one, like other loads."""
 
 _STALL_NOTE = """Stall counts that the assembler wrote between two neighbours of one operation, in the loops counted \
 in this run: how many clocks apart it takes a pipe to accept them. Greater ones are dependencies."""
@@ -126,10 +139,21 @@ def _steps(records: Sequence[Record]) -> str:
         step = x.step
         clocks = [step.units[unit] for unit in UNITS] + [getattr(step.path, name) for name in _PATH] + [step.period]
         busy = f"{step.busiest}, {step.units[step.busiest] / step.period:.0%}"
-        rows.append([x.kernel, *(f"{number:.0f}" for number in clocks), busy, step.bound])
-    return table(
-        ("kernel", *UNITS, "load", "compute", "store", "first P V", "path", "period", "busiest", "bound by"), rows
-    )
+        rows.append([x.kernel, x.target, *(f"{number:.0f}" for number in clocks), busy, step.bound])
+    path = ("load", "compute", "store", "first P V", "path")
+    return table(("kernel", "code", *UNITS, *path, "period", "busiest", "bound by"), rows)
+
+
+def _savings(savings: Sequence[Saving]) -> str:
+    rows = []
+    for x in savings:
+        counts = [f"{record.instructions:.4g}" for record in (x.family, x.own)]
+        alu = [f"{record.fragment['alu']:.4g}" for record in (x.family, x.own)]
+        clocks = [f"{period:.0f}" for period in (x.family.step.period, x.own.step.period, x.slow_loads)]
+        rows.append([x.own.kernel, *counts, *alu, *clocks[:2], f"{x.time:.3f}", clocks[2]])
+    family, own = (record.target for record in (savings[0].family, savings[0].own))
+    header = [f"{what}, {target}" for what in ("instructions", "alu", "clocks") for target in (family, own)]
+    return table(("kernel", *header, "time", "clocks, slow loads"), rows)
 
 
 def _targets(targets: Sequence[Target]) -> str:
@@ -140,11 +164,11 @@ def _targets(targets: Sequence[Target]) -> str:
 def _ranking(records: Sequence[Record]) -> str:
     rows = []
     for machine in RANKED_ON:
-        of_machine = [(seconds(x.step, machine, RANKED_SHAPE), x) for x in records if x.runs_on(machine)]
+        of_machine = [(seconds(x.step, machine, RANKED_SHAPE), x) for x in taken(records, machine)]
         for time, x in sorted(of_machine, key=lambda pair: pair[0]):
             rate = RANKED_SHAPE.flop / time / 1e12
-            rows.append([machine.name, x.kernel, f"{time * 1e3:.3f}", f"{rate:.0f}", x.step.bound])
-    return table(("GPU", "kernel", "ms, modelled", "TFLOP/s, modelled", "bound by"), rows)
+            rows.append([machine.name, x.kernel, x.target, f"{time * 1e3:.3f}", f"{rate:.0f}", x.step.bound])
+    return table(("GPU", "kernel", "code", "ms, modelled", "TFLOP/s, modelled", "bound by"), rows)
 
 
 def _errors(comparisons: Sequence[Comparison]) -> str:

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 from benchmarks.model.control_flow import ControlFlow, Loop, analyze
-from benchmarks.model.pipes import tmem_columns
+from benchmarks.model.pipes import takes_maximum, tmem_columns
 from benchmarks.model.sass import Function, Instruction
 
 TILE = 128
@@ -120,7 +120,7 @@ def _is_softmax(turn: Turn) -> bool:
 
 def _maxima(turn: Turn) -> int:
     """Maxima of floating-point numbers; a load that takes the maximum counts once for each two columns, as FMNMX3."""
-    by_loads = sum(tmem_columns(x) // 2 for x in turn if x.operation == "LDTM" and "MAX" in x.modifiers)
+    by_loads = sum(tmem_columns(x) // 2 for x in turn if takes_maximum(x))
     return by_loads + sum(x.operation.startswith("FMNMX") for x in turn)
 
 

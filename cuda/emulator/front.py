@@ -172,6 +172,7 @@ def _blas() -> ThreadpoolController:
 
 # Architectures whose instructions the emulator has.
 _TARGETS = ("sm_90", "sm_100", "sm_103")
+_ON_SOME_TARGETS = {"tcgen05.ld.red": ("sm_103a", "sm_103f")}
 
 
 def _program(kernel, entry: str | None) -> Program:
@@ -181,7 +182,16 @@ def _program(kernel, entry: str | None) -> Program:
     target = program.kernel.target
     if target.rstrip("af") not in _TARGETS:
         raise UnsupportedInstructionError(f"the target {target}: kernels for {', '.join(_TARGETS)} are emulated")
+    _check_instructions(program.kernel)
     return program
+
+
+def _check_instructions(kernel: Kernel) -> None:
+    """Refuses what the target of a kernel lacks and another one has."""
+    for instruction in kernel.instructions:
+        for opcode, targets in _ON_SOME_TARGETS.items():
+            if instruction.opcode.startswith(opcode) and kernel.target not in targets:
+                raise UnsupportedInstructionError(f"{instruction.where}: {kernel.target} has no {opcode}")
 
 
 def _varying(runs: list[list[np.ndarray]]) -> list[int]:

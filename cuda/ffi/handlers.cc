@@ -48,6 +48,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jax_fp4attn_initialize, Initialize,
                               ffi::Ffi::BindInitialize().RemainingArgs().RemainingRets().Attrs());
 
 extern "C" int jax_fp4attn_handler_calls() { return handler_calls; }
+extern "C" const char* jax_fp4attn_image(int major, int minor, int rank) {
+  return fp4attn::ImageName(major, minor, rank);
+}
 extern "C" int jax_fp4attn_ffi_major() { return XLA_FFI_API_MAJOR; }
 extern "C" int jax_fp4attn_ffi_minor() { return XLA_FFI_API_MINOR; }
 #pragma GCC visibility pop

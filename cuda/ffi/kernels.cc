@@ -3,6 +3,7 @@
 #include <map>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "driver.h"
 #include "failure.h"
@@ -28,18 +29,44 @@ struct Kernel {
 
 FP4ATTN_IMAGE(fp4attn_image_sm_90a, FP4ATTN_IMAGES "/kernels.sm_90a.cubin");
 FP4ATTN_IMAGE(fp4attn_image_sm_100f, FP4ATTN_IMAGES "/kernels.sm_100f.cubin");
+FP4ATTN_IMAGE(fp4attn_image_sm_103a, FP4ATTN_IMAGES "/kernels.sm_103a.cubin");
 
 namespace fp4attn {
 namespace {
 
-// The bits of the images in the table.
-constexpr uint32_t kSm90a = 1, kSm100f = 2;
-
 struct Image {
+  const char* name;
   const unsigned char* bytes;
-  uint32_t bit;
-  Target target;
+  uint32_t bit;  // in the table
 };
+
+const Image kSm90a = {"sm_90a", fp4attn_image_sm_90a, 1};
+const Image kSm100f = {"sm_100f", fp4attn_image_sm_100f, 2};
+const Image kSm103a = {"sm_103a", fp4attn_image_sm_103a, 4};
+
+// GPUs of a compute capability. A kernel is taken from the first of their images that has it; no other image is loaded.
+struct Generation {
+  int major, minor;
+  Target target;
+  std::vector<const Image*> images;
+};
+
+const std::vector<Generation>& Generations() {
+  static const std::vector<Generation>* generations = new std::vector<Generation>{
+      {9, 0, Target::kHopper, {&kSm90a}},
+      {10, 0, Target::kBlackwell, {&kSm100f}},
+      {10, 3, Target::kBlackwell, {&kSm103a, &kSm100f}},
+  };
+  return *generations;
+}
+
+// Null if there are no kernels for them.
+const Generation* FindGeneration(int major, int minor) {
+  for (const Generation& generation : Generations()) {
+    if (generation.major == major && generation.minor == minor) return &generation;
+  }
+  return nullptr;
+}
 
 // Up to this much shared memory a kernel needs no attribute.
 constexpr uint32_t kSharedBytesWithoutAttribute = 48 << 10;
@@ -50,19 +77,18 @@ CUdevice CurrentDevice(const Driver& driver) {
   return device;
 }
 
-Image ImageFor(const Driver& driver, CUdevice device) {
+const Generation& GenerationOf(const Driver& driver, CUdevice device) {
   int major = 0, minor = 0;
   driver.Check(driver.device_get_attribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device),
                "cuDeviceGetAttribute");
   driver.Check(driver.device_get_attribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device),
                "cuDeviceGetAttribute");
-  if (major == 9 && minor == 0) return {fp4attn_image_sm_90a, kSm90a, Target::kHopper};
-  if (major == 10 && (minor == 0 || minor == 3)) return {fp4attn_image_sm_100f, kSm100f, Target::kBlackwell};
+  if (const Generation* generation = FindGeneration(major, minor)) return *generation;
   Fail(ffi::ErrorCode::kInvalidArgument, "expected a GPU of compute capability 9.0, 10.0 or 10.3, got ", major, ".",
        minor, "; use implementation='reference'");
 }
 
-// A library belongs to the process; what is remembered of a device is which image it takes, and that the kernels'
+// An image is loaded once a process; what is remembered of a device is which kernels it takes, and that their
 // attributes are set there.
 class Library {
  public:
@@ -95,39 +121,55 @@ class Library {
   const Device& Prepare(const Driver& driver, CUdevice device) {
     auto ready = devices_.find(device);
     if (ready != devices_.end()) return ready->second;
-    const Image image = ImageFor(driver, device);
-    Kernels& kernels = Load(driver, image);
-    for (auto& [name, kernel] : kernels) {
+    const Generation& generation = GenerationOf(driver, device);
+    const Kernels& kernels = KernelsOf(driver, generation);
+    for (const auto& [name, kernel] : kernels) {
       if (kernel.first->shared_bytes <= kSharedBytesWithoutAttribute) continue;
       driver.Check(driver.kernel_set_attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                                                kernel.first->shared_bytes, kernel.second, device),
                    "cuKernelSetAttribute");
     }
-    return devices_[device] = {&kernels, image.target};
+    return devices_[device] = {&kernels, generation.target};
   }
 
-  Kernels& Load(const Driver& driver, Image image) {
-    auto loaded = images_.find(image.bytes);
-    if (loaded != images_.end()) return loaded->second;
+  const Kernels& KernelsOf(const Driver& driver, const Generation& generation) {
+    auto known = kernels_.find(&generation);
+    if (known != kernels_.end()) return known->second;
+    Kernels kernels;
+    for (const Image* image : generation.images) {
+      CUlibrary library = Load(driver, *image);
+      for (const Kernel& kernel : kKernels) {
+        if ((kernel.images & image->bit) == 0 || kernels.count(kernel.name) > 0) continue;
+        CUkernel handle;
+        driver.Check(driver.library_get_kernel(&handle, library, kernel.entry), "cuLibraryGetKernel");
+        kernels[kernel.name] = {&kernel, handle};
+      }
+    }
+    return kernels_[&generation] = std::move(kernels);
+  }
+
+  CUlibrary Load(const Driver& driver, const Image& image) {
+    auto loaded = libraries_.find(&image);
+    if (loaded != libraries_.end()) return loaded->second;
     CUlibrary library;
     driver.Check(driver.library_load_data(&library, image.bytes, nullptr, nullptr, 0, nullptr, nullptr, 0),
                  "cuLibraryLoadData");
-    Kernels kernels;
-    for (const Kernel& kernel : kKernels) {
-      if ((kernel.images & image.bit) == 0) continue;
-      CUkernel handle;
-      driver.Check(driver.library_get_kernel(&handle, library, kernel.entry), "cuLibraryGetKernel");
-      kernels[kernel.name] = {&kernel, handle};
-    }
-    return images_[image.bytes] = std::move(kernels);
+    return libraries_[&image] = library;
   }
 
   std::mutex mutex_;
-  std::map<const unsigned char*, Kernels> images_;
+  std::map<const Image*, CUlibrary> libraries_;
+  std::map<const Generation*, Kernels> kernels_;
   std::map<CUdevice, Device> devices_;
 };
 
 }  // namespace
+
+const char* ImageName(int major, int minor, int rank) {
+  const Generation* generation = FindGeneration(major, minor);
+  if (generation == nullptr || rank < 0 || static_cast<size_t>(rank) >= generation->images.size()) return nullptr;
+  return generation->images[rank]->name;
+}
 
 int32_t Multiprocessors() {
   const Driver& driver = Driver::Get();

@@ -19,6 +19,10 @@ enum class Target { kHopper, kBlackwell };
 // Of the current device; loads its kernels, unless they are loaded.
 Target CurrentTarget();
 
+// The images that GPUs of a compute capability take kernels from, in the order in which they are searched; null behind
+// the last one, and if there are none.
+const char* ImageName(int major, int minor, int rank);
+
 // Loads the kernels for the current device, unless they are loaded. Nothing after it touches files, allocates device
 // memory or synchronises, so that a launch can be captured into a graph.
 void LoadKernels();

@@ -23,7 +23,7 @@ from kernels.quantize_value_mxfp4 import quantize_value_mxfp4
 
 HEAD_SIZES = (64, 128)
 FOLDED_HEAD_SIZE = 128
-HOPPER, BLACKWELL = "sm_90a", "sm_100f"
+HOPPER, BLACKWELL, BLACKWELL_ULTRA = "sm_90a", "sm_100f", "sm_103a"
 
 # The compile-time choices of each kernel that runs everywhere, besides the head size.
 _CHOICES: dict[Callable[..., None], tuple[str, ...]] = {
@@ -97,6 +97,8 @@ def _all() -> Iterator[Variant]:
         yield dataclasses.replace(_variant(order_key, head_size, {}), targets=(BLACKWELL,))
         for name in _BLACKWELL_PROBABILITIES:
             yield _blackwell_forward(name, head_size)
+    for head_size, name in itertools.product(HEAD_SIZES, _BLACKWELL_PROBABILITIES):
+        yield _blackwell_forward(name, head_size, BLACKWELL_ULTRA)
 
 
 def _variant(function: Callable[..., None], head_size: int, choices: dict[str, bool]) -> Variant:
@@ -118,16 +120,21 @@ def _hopper_forward(probabilities: str, head_size: int) -> Variant:
     )
 
 
-def _blackwell_forward(probabilities: str, head_size: int) -> Variant:
+def _blackwell_forward(probabilities: str, head_size: int, target: str = BLACKWELL) -> Variant:
     code_map, anchor_keys = _BLACKWELL_PROBABILITIES[probabilities]
     row = head_size // 2
     value = f"tensor_map(u8, 128x{head_size}, 128B)" if code_map is None else f"tensor_map(u8, 64x{head_size}, 64B)"
     return Variant(
         f"blackwell_forward_h{head_size}_{probabilities}",
         blackwell_forward.forward,
-        {"head_size": head_size, "code_map": code_map, "anchor_keys": anchor_keys},
+        {
+            "head_size": head_size,
+            "code_map": code_map,
+            "anchor_keys": anchor_keys,
+            "maxima_from_loads": target == BLACKWELL_ULTRA,
+        },
         threads=blackwell_forward.THREADS,
-        targets=(BLACKWELL,),
+        targets=(target,),
         tensor_maps={
             "query_map": f"tensor_map(u8, {row}x128, {row}B)",
             "key_map": f"tensor_map(u8, {row}x128, {row}B)",

@@ -20,6 +20,8 @@ class Info:
       built_for: XLA FFI version that it was built for, or None if it does not load.
       running: XLA FFI version of the installed jaxlib.
       gpus: Compute capability of each CUDA device of this process.
+      images: For each of them the images of the library that it takes kernels from, each kernel from the first one that
+        has it.
       unavailable: Why no kernel runs here, or None.
       steps: For each step of the operator, why it runs by the reference, or None if it runs by a kernel.
       recipe: Name of the recipe that ``steps`` is about.
@@ -30,6 +32,7 @@ class Info:
     built_for: library.Version | None
     running: library.Version
     gpus: dict[str, ComputeCapability]
+    images: dict[str, tuple[str, ...]]
     unavailable: str | None
     steps: dict[str, str | None]
     recipe: str
@@ -39,7 +42,7 @@ class Info:
         lines = [
             f"library: {self.path or 'none'}",
             f"XLA FFI: built for {_version(self.built_for)}, running {_version(self.running)}",
-            f"GPUs: {', '.join(f'{name} ({_version(cc)})' for name, cc in self.gpus.items()) or 'none'}",
+            f"GPUs: {', '.join(map(self._gpu, self.gpus)) or 'none'}",
         ]
         if self.unavailable is not None:
             lines.append(f"no kernel runs here: {self.unavailable}")
@@ -47,6 +50,10 @@ class Info:
         for step, reason in self.steps.items():
             lines.append(f"  {step}: {'kernel' if reason is None else f'reference, {reason}'}")
         return "\n".join(lines)
+
+    def _gpu(self, name: str) -> str:
+        images = self.images[name]
+        return f"{name} ({_version(self.gpus[name])}{', image ' if images else ''}{', else '.join(images)})"
 
 
 def info(recipe: Recipe | None = None, head_size: int = 128) -> Info:
@@ -66,12 +73,13 @@ def info(recipe: Recipe | None = None, head_size: int = 128) -> Info:
     """
     recipe = recipes.train if recipe is None else recipe
     loaded = library.load()
-    unavailable = why_unavailable()
+    unavailable, gpus = why_unavailable(), local_gpus()
     return Info(
         path=library.PATH if library.PATH.is_file() else None,
         built_for=None if isinstance(loaded, str) else loaded.ffi_version,
         running=library.running_ffi_version(),
-        gpus=local_gpus(),
+        gpus=gpus,
+        images={name: () if isinstance(loaded, str) else loaded.images(cc) for name, cc in gpus.items()},
         unavailable=unavailable,
         steps={
             step: missing_kernel(step, recipe, head_size) or ("no kernel runs here" if unavailable else None)

@@ -3,6 +3,7 @@
 import ctypes
 import dataclasses
 import functools
+import itertools
 import pathlib
 import re
 
@@ -24,6 +25,18 @@ class Library:
 
     handle: ctypes.CDLL
     ffi_version: Version
+
+    def images(self, compute_capability: Version) -> tuple[str, ...]:
+        """Names of the images that a GPU takes kernels from: each kernel from the first one that has it.
+
+        Args:
+          compute_capability: Of the GPU.
+
+        Returns:
+          Their targets, such as ``("sm_103a", "sm_100f")``; none for a GPU that no kernel runs on.
+        """
+        names = (self.handle.jax_fp4attn_image(*compute_capability, rank) for rank in itertools.count())
+        return tuple(name.decode() for name in itertools.takewhile(bool, names))
 
 
 def running_ffi_version() -> Version:
@@ -57,6 +70,7 @@ def _load(path: pathlib.Path) -> Library | str:
         handle = ctypes.CDLL(str(path))
         built = handle.jax_fp4attn_ffi_major(), handle.jax_fp4attn_ffi_minor()
         _ = handle.jax_fp4attn_initialize
+        handle.jax_fp4attn_image.restype = ctypes.c_char_p
     except (OSError, AttributeError) as error:
         return f"the native library does not load ({error}); build it again with make native"
     running = running_ffi_version()

@@ -3,7 +3,19 @@ import dataclasses
 
 import pytest
 
-from benchmarks.model import __main__, cases, check, control_flow, evidence, pipes, published, records, report, schedule
+from benchmarks.model import (
+    __main__,
+    cases,
+    check,
+    control_flow,
+    evidence,
+    images,
+    pipes,
+    published,
+    records,
+    report,
+    schedule,
+)
 from benchmarks.model.cycles import Step, model_step, seconds
 from benchmarks.model.machine import B200, B300, GB200, Rates, rates_of
 from benchmarks.model.plot import write_plot
@@ -176,6 +188,10 @@ class TestPipes:
         assert pipes.pipe_of(x) == pipe
         assert pipe in pipes.PIPES
         assert pipes.issue_clocks(x, RATES) == (unit, clocks)
+
+    def test_loads_with_maxima_may_be_slower(self):
+        (x,) = turn("LDTM.STAT.x32.MAX.F32.NAN")
+        assert pipes.issue_clocks(x, dataclasses.replace(RATES, maxima=2)) == ("tmem load", 64)
 
     def test_an_unknown_opcode_is_refused(self):
         with pytest.raises(ValueError, match=r"FROB\.X"):
@@ -444,6 +460,17 @@ class TestCheck:
         assert second.seconds == seconds(known[1].step, B300, shape)
         assert first.error == pytest.approx(first.seconds - 1)
 
+    def test_a_gpu_takes_the_code_that_is_for_the_fewest(self):
+        family = [made_record("fast", target="sm_100", exponentials=x) for x in (16, 32)]
+        own = made_record("fast", period=1500.0, target="sm_103a", exponentials=32)
+        alone = made_record("square", target="sm_100", exponentials=32)
+        known = [*family, alone, own]
+        assert images.taken(known, B200) == [family[0]]
+        assert images.taken(known, B300) == [own, alone]
+        assert check.find(known, "fast", B300) == own
+        (saving,) = images.savings(known, B300, {"fast": 1600.0})
+        assert (saving.family, saving.own, saving.slow_loads, saving.time) == (family[1], own, 1600.0, 0.75)
+
     def test_targets(self):
         of_fast = {"fma": 40.0, "alu": 42.0, "uniform": 9.0}
         known = [made_record("fast", fragment=of_fast), made_record("square", period=2300.0, fragment={"fma": 100.0})]
@@ -484,13 +511,15 @@ def test_reports(tmp_path):
         ["nvfp4_pv"],
         check.targets(known, [B200]),
         {"fast": dict.fromkeys(evidence.VARIATIONS, 1500.0)},
+        [images.Saving(known[0], made_record("fast", period=1000.0, target="sm_103a"), 1100.0)],
         {"MUFU": {8: 20}},
         ["counted"],
     )
     text = report.markdown(findings)
     assert "Nothing here was measured" in text
     assert "| fast | sm_100a | 52 | 50 | 50 |" in text
-    assert "| fast | 100 | 100 | 900 |" in text
+    assert "| fast | sm_100a | 100 | 100 | 900 |" in text
+    assert "| fast | 52 | 52 | 0 | 0 | 2000 | 1000 | 0.500 | 1100 |" in text
     assert "| 300 | 500 | 200 | 1100 | 1800 | 2000 | alu, 45% | dependency path |" in text
     assert "| 1.13 | 1.1 | met |" in text
     assert f"| 0.1 | {comparisons[0].seconds * 1e3:.4g} | {comparisons[0].error:+.1%} | somewhere |" in text
@@ -513,16 +542,21 @@ def test_flash_attention_4_is_recorded_for_both_kinds_of_multiprocessor():
     assert all(x.fragment["conversion"] == 16 and x.fragment["mufu"] > 16 for x in recorded)
 
 
-@pytest.fixture(scope="module")
-def built():
-    """Code of the project's cubin for Blackwell."""
-    if not cases.CUBIN.is_file():
-        pytest.skip(f"there is no {cases.CUBIN.name}: run make native")
+def _skip_without(cubins):
+    missing = next((cubin for cubin in cubins if not cubin.is_file()), None)
+    if missing is not None:
+        pytest.skip(f"there is no {missing.name}: run make native")
     try:
         find_nvdisasm()
     except FileNotFoundError as error:
         pytest.skip(str(error))
-    return disassemble(cases.CUBIN)
+
+
+@pytest.fixture(scope="module", params=cases.CUBINS, ids=lambda cubin: cubin.name)
+def built(request):
+    """Code of each of the project's cubins for Blackwell."""
+    _skip_without([request.param])
+    return disassemble(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -555,22 +589,31 @@ class TestBuilt:
         assert count["accurate"] - count["fast"] == 128 / 4
         assert count["exact_map"] - count["fast"] == 128
 
-    def test_stall_counts_are_not_below_the_rates(self, kernels):
+    def test_stall_counts_are_not_below_the_rates(self, built, kernels):
         stalls = evidence.stalls_between_neighbours(x for warps in kernels.values() for x in warps.softmax)
-        rates = rates_of(16)
+        rates = rates_of(records.exponentials_of(built.target)[0])
         for operation, clocks in {
             "MUFU": rates.mufu,
             "FFMA2": rates.packed,
-            "FMNMX3": rates.alu,
             "F2FP": rates.alu,
         }.items():
             assert min(stalls[operation]) == clocks
 
-    def test_the_report_is_made_with_recorded_counts_of_flash_attention_4(self, built, tmp_path, capsys):
-        assert __main__.main(["--out", str(tmp_path)]) == 0
-        text = (tmp_path / "model.md").read_text()
-        assert "as recorded in model.csv" in text
-        assert capsys.readouterr().out == text + "\n"
-        written = records.read_csv(tmp_path / "model.csv")
-        assert {x.kernel for x in written} >= {*cases.RECIPES.values(), published.FLASH_ATTENTION_4}
-        assert (tmp_path / "model.png").is_file()
+    def test_maxima_are_taken_by_loads_or_by_the_alu(self, built, kernels):
+        for warps in kernels.values():
+            for turn in warps.softmax:
+                by_loads = any(pipes.takes_maximum(x) for x in turn)
+                by_alu = sum(x.operation == "FMNMX3" for x in turn)
+                assert by_loads == (built.target == "sm_103a")
+                assert by_alu < 8 if by_loads else by_alu >= 60
+
+
+def test_the_report_is_made_with_recorded_counts_of_flash_attention_4(tmp_path, capsys):
+    _skip_without(cases.CUBINS)
+    assert __main__.main(["--out", str(tmp_path)]) == 0
+    text = (tmp_path / "model.md").read_text()
+    assert "as recorded in model.csv" in text
+    assert capsys.readouterr().out == text + "\n"
+    written = records.read_csv(tmp_path / "model.csv")
+    assert {x.kernel for x in written} >= {*cases.RECIPES.values(), published.FLASH_ATTENTION_4}
+    assert (tmp_path / "model.png").is_file()

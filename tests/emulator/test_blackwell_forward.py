@@ -1,6 +1,7 @@
 """The library's forward for Blackwell on the emulator: P, output and lse of the reference, and nothing found."""
 
 import dataclasses
+import itertools
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from tests.emulator.kernels import blackwell_tiles
 from tests.emulator.kernels.blackwell_cases import CASES, GUARDED, WINDOWS
 from tests.emulator.kernels.forward import (
     Attention,
+    Library,
     Problem,
     Shape,
     inputs,
@@ -37,6 +39,13 @@ OUTPUT = 5e-4  # relative, in the L2 norm
 ELEMENTS_THAT_DIFFER = 0.005
 
 
+def attend(problem: Problem) -> Attention:
+    """The result of the image for compute capabilities 10.x, whose bits the one for 10.3 has to give, too."""
+    (actual,), (ultra,) = (blackwell.attend(problem, library=library) for library in blackwell.IMAGES)
+    assert same_bits(actual, ultra)
+    return actual
+
+
 def check(problem: Problem, elements: float = ELEMENTS_THAT_DIFFER) -> None:
     """Compares output and lse with the reference.
 
@@ -44,8 +53,7 @@ def check(problem: Problem, elements: float = ELEMENTS_THAT_DIFFER) -> None:
       problem: What to compute.
       elements: Share of the output's elements that may differ.
     """
-    (actual,) = blackwell.attend(problem)
-    assert_same_result(actual, problem.expected(), elements)
+    assert_same_result(attend(problem), problem.expected(), elements)
 
 
 def assert_same_result(actual: Attention, expected: Attention, elements: float = ELEMENTS_THAT_DIFFER) -> None:
@@ -58,14 +66,23 @@ def assert_same_result(actual: Attention, expected: Attention, elements: float =
     assert np.mean(actual.output != expected.output) <= elements
 
 
-def check_tiles(problem: Problem) -> None:
-    """Compares scores, P and scales of every tile, output and lse with the reference."""
-    B, N, T, H = problem.operands.query.shape
+def tiles_of(problem: Problem, library: Library) -> tuple[Attention, blackwell_tiles.Tiles]:
+    """The result of an image, and scores, P and scales of every tile."""
+    B, N, _, H = problem.operands.query.shape
     recorder = blackwell_tiles.Recorder(H)
-    (actual,) = blackwell.attend(problem, blocks=1 << 20, products=recorder)
-    assert_same_result(actual, problem.expected())
+    (actual,) = blackwell.attend(problem, blocks=1 << 20, library=library, products=recorder)
     section = int(numbers(problem.config, B * N)["section"])
-    tiles = blackwell_tiles.gathered(problem, recorder, section)
+    return actual, blackwell_tiles.gathered(problem, recorder, section)
+
+
+def check_tiles(problem: Problem) -> None:
+    """Compares scores, P and scales of every tile, output and lse with the reference, and of both images."""
+    B, _, T, _ = problem.operands.query.shape
+    (actual, tiles), (ultra, ultra_tiles) = (tiles_of(problem, library) for library in blackwell.IMAGES)
+    assert same_bits(actual, ultra)
+    for mine, other in zip(dataclasses.astuple(tiles), dataclasses.astuple(ultra_tiles), strict=True):
+        np.testing.assert_array_equal(mine, other)
+    assert_same_result(actual, problem.expected())
     scores, p, scales = (x[:, :, :T] for x in (tiles.scores, tiles.p, tiles.scales))
     expected = blackwell_tiles.expected(problem, scores)
     # Rows behind a length are computed, and left out at the end.
@@ -96,10 +113,8 @@ def test_every_tile(name: str) -> None:
 def test_tiles_that_no_row_sees_are_left_out(name: str) -> None:
     recipe, shape, options = CASES[name]
     problem = problem_of(recipe, *inputs(shape), **options)
-    recorder = blackwell_tiles.Recorder(shape.H)
-    blackwell.attend(problem, blocks=1 << 20, products=recorder)
-    section = int(numbers(problem.config, shape.B * shape.N)["section"])
-    scores = blackwell_tiles.gathered(problem, recorder, section).scores
+    _, tiles = tiles_of(problem, blackwell.LIBRARY)
+    scores = tiles.scores
     seen = np.isfinite(blackwell_tiles.expected(problem, scores[:, :, : shape.T]).raw)
     rows, slots = scores.shape[2:]
     seen = np.pad(seen, ((0, 0), (0, 0), (0, rows - shape.T), (0, 0)))
@@ -120,8 +135,10 @@ def test_windows(name: str) -> None:
 )
 def test_every_schedule_gives_the_same_bits(name: str) -> None:
     recipe, shape, options = CASES[name]
-    first, *others = blackwell.attend(problem_of(recipe, *inputs(shape), **options), seeds=range(6))
-    assert len(others) == 5
+    problem = problem_of(recipe, *inputs(shape), **options)
+    runs = [blackwell.attend(problem, range(6), library=library) for library in blackwell.IMAGES]
+    first, *others = itertools.chain(*runs)
+    assert len(others) == 11
     assert all(same_bits(first, other) for other in others)
 
 
@@ -156,7 +173,7 @@ class TestOperands:
         chosen = rng.permutation(256)
         key[0, :, 0], query[0, :, 0] = signs, signs[chosen]
         problem = problem_of(recipe, query, key, value, scale=0.5)
-        (actual,) = blackwell.attend(problem)
+        actual = attend(problem)
         expected = problem.expected()
         assert_same_result(actual, expected)
         exact = np.array(value[0, chosen, 0], np.float32)
@@ -193,7 +210,7 @@ class TestVisibility:
                 key=with_nan_scales(clean.operands.key, ~valid_keys),
             ),
         )
-        ((actual,), (expected,)) = blackwell.attend(poisoned), blackwell.attend(clean)
+        actual, expected = attend(poisoned), attend(clean)
         assert same_bits(actual, expected)
 
     @pytest.mark.parametrize(
@@ -206,7 +223,7 @@ class TestVisibility:
         clean = problem_of(recipe, query, key, value, **options)
         query[:, 130:], key[:, 170:], value[:, 170:] = np.nan, np.nan, np.nan
         poisoned = problem_of(recipe, query, key, value, **options)
-        ((actual,), (expected,)) = blackwell.attend(poisoned), blackwell.attend(clean)
+        actual, expected = attend(poisoned), attend(clean)
         assert same_bits(actual, expected)
 
     @pytest.mark.parametrize("recipe", [recipes.train, recipes.fast], ids=lambda recipe: recipe.name)
@@ -214,9 +231,9 @@ class TestVisibility:
         """Other keys and values from a position on change no bit of the rows before it."""
         query, key, value = inputs(Shape(1, 300, 300, 1, 1, 64))
         where = 192  # values share scales with the 32 keys of a block
-        (before,) = blackwell.attend(problem_of(recipe, query, key, value, is_causal=True))
+        before = attend(problem_of(recipe, query, key, value, is_causal=True))
         key[:, where:], value[:, where:] = 3 * key[:, where:], -value[:, where:]
-        (after,) = blackwell.attend(problem_of(recipe, query, key, value, is_causal=True))
+        after = attend(problem_of(recipe, query, key, value, is_causal=True))
         parts = [Attention(x.output[:, :, :where], x.lse[:, :, :where]) for x in (before, after)]
         assert same_bits(*parts)
         assert (before.lse[:, :, where:] != after.lse[:, :, where:]).all()
@@ -228,10 +245,22 @@ class TestVisibility:
         where = 130
         key[0, where, 0, 5] = np.nan
         spoiled = problem_of(recipe, query, key, value, is_causal=True)
-        ((actual,), (expected,)) = blackwell.attend(spoiled), blackwell.attend(clean)
+        actual, expected = attend(spoiled), attend(clean)
         assert np.isnan(actual.output[0, 0, where:]).all() and np.isnan(actual.lse[0, 0, where:]).all()
         before = Attention(actual.output[0, 0, :where], actual.lse[0, 0, :where])
         assert same_bits(before, Attention(expected.output[0, 0, :where], expected.lse[0, 0, :where]))
+
+    @pytest.mark.parametrize("recipe", [recipes.train, recipes.fast, GUARDED], ids=lambda recipe: recipe.name)
+    def test_a_nan_in_a_tile_that_is_not_masked(self, recipe: Recipe) -> None:
+        """Of one query, so that the maximum of its row and of no other is NaN."""
+        query, key, value = inputs(Shape(1, 140, 256, 1, 1, 64))
+        clean = problem_of(recipe, query, key, value)
+        query[0, 7, 0, 5] = np.nan
+        actual, expected = attend(problem_of(recipe, query, key, value)), attend(clean)
+        assert np.isnan(actual.output[0, 0, 7]).all() and np.isnan(actual.lse[0, 0, 7])
+        others = np.arange(140) != 7
+        parts = [Attention(x.output[:, :, others], x.lse[:, :, others]) for x in (actual, expected)]
+        assert same_bits(*parts)
 
     @pytest.mark.parametrize("recipe", [recipes.fp8_pv, recipes.accurate], ids=lambda recipe: recipe.name)
     @pytest.mark.parametrize(
@@ -247,7 +276,7 @@ class TestVisibility:
     )
     def test_rows_that_see_nothing(self, options: dict[str, Any], blind: np.ndarray, recipe: Recipe) -> None:
         problem = problem_of(recipe, *inputs(Shape(1, 40, 30, 1, 1, 64)), **options)
-        (actual,) = blackwell.attend(problem)
+        actual = attend(problem)
         np.testing.assert_array_equal(actual.lse[0, 0] == -np.inf, blind)
         assert (actual.output[0, 0][blind] == 0).all()
         assert_same_result(actual, problem.expected())
@@ -298,14 +327,14 @@ class TestExtremes:
     @pytest.mark.parametrize("recipe", [recipes.fast, recipes.exact_map], ids=lambda r: r.name)
     def test_a_denominator_that_overflows(self, recipe: Recipe) -> None:
         problem = self.constant(dataclasses.replace(recipe, p_scale_shift=0), 127.0)
-        (actual,) = blackwell.attend(problem)
+        actual = attend(problem)
         assert (actual.lse == np.inf).all() and (actual.output == 0).all()
         assert (problem.expected().lse == np.inf).all()
 
     @pytest.mark.parametrize("recipe", [recipes.fast, recipes.square, recipes.exact_map], ids=lambda r: r.name)
     def test_rows_far_below_the_reference_vanish(self, recipe: Recipe) -> None:
         problem = self.constant(recipe, -125.0)
-        (actual,) = blackwell.attend(problem)
+        actual = attend(problem)
         assert (actual.lse == -np.inf).all() and (actual.output == 0).all()
         assert (problem.expected().lse == -np.inf).all()
 
@@ -340,7 +369,7 @@ class TestExtremes:
         rng = np.random.default_rng(5)
         value *= np.exp2(rng.integers(-12, 13, (1, 1, 1, 64))).astype(value.dtype)
         problem = problem_of(recipe, query, key, value)
-        (actual,) = blackwell.attend(problem)
+        actual = attend(problem)
         expected = problem.expected()
         assert_same_result(actual, expected)
         for channel in range(64):

@@ -1,6 +1,7 @@
 """A native library and GPUs that need not be there."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from jax_fp4attn.native import library
 
 NO_LIBRARY = "this installation has no native library"
+_IMAGES = {(9, 0): (b"of Hopper",), (10, 3): (b"first", b"second")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,5 +38,10 @@ def set_gpus(monkeypatch: pytest.MonkeyPatch, *compute_capabilities: str) -> Non
 
 def set_library(monkeypatch: pytest.MonkeyPatch, ffi_version: library.Version | None) -> None:
     """Lets there be a library for this version of XLA's FFI, or none."""
-    loaded = NO_LIBRARY if ffi_version is None else library.Library(None, ffi_version)
+    handle = SimpleNamespace(jax_fp4attn_image=_image)
+    loaded = NO_LIBRARY if ffi_version is None else library.Library(handle, ffi_version)
     monkeypatch.setattr(library, "load", lambda: loaded)
+
+
+def _image(major: int, minor: int, rank: int) -> bytes | None:
+    return dict(enumerate(_IMAGES.get((major, minor), ()))).get(rank)

@@ -1103,22 +1103,43 @@ class TestSizes:
         refused(shared, driver, not_empty, f"{call.step}: expected {message}")
 
 
+IMAGES = {(9, 0): ["sm_90a"], (10, 0): ["sm_100f"], (10, 3): ["sm_103a", "sm_100f"]}
+
+
+def cubin(target):
+    return (handlers.BUILT / f"kernels.{target}.cubin").read_bytes()
+
+
 class TestLoading:
-    @pytest.mark.parametrize(
-        ("capability", "target"), [((9, 0), "sm_90a"), ((10, 0), "sm_100f"), ((10, 3), "sm_100f")], ids=str
-    )
-    def test_image(self, new_process, driver, capability, target):
+    @pytest.mark.parametrize(("capability", "targets"), IMAGES.items(), ids=str)
+    def test_images(self, new_process, driver, capability, targets):
         driver.pretend(capability)
         CALLS["quantize"].run(new_process())
         calls = driver.take()
-        (load,) = (call for call in calls if call["call"] == "cuLibraryLoadData")
-        cubin = (handlers.BUILT / f"kernels.{target}.cubin").read_bytes()
-        assert ctypes.string_at(load["image"], load["bytes"]) == cubin
-        assert load["options"] == 0
+        loads = [call for call in calls if call["call"] == "cuLibraryLoadData"]
+        assert [ctypes.string_at(load["image"], load["bytes"]) for load in loads] == [cubin(x) for x in targets]
+        assert {load["options"] for load in loads} == {0}
         entries = {call["entry"] for call in calls if call["call"] == "cuLibraryGetKernel"}
-        assert entries == {kernel["entry"] for kernel in handlers.manifest(target).values()}
+        # Of a kernel in several images only the first one's is asked for.
+        expected = {}
+        for target in targets:
+            for name, kernel in handlers.manifest(target).items():
+                expected.setdefault(name, kernel["entry"])
+        assert entries == set(expected.values())
+        assert {call["entry"] for call in calls if call["call"] == "cuKernelSetAttribute"} <= entries
 
-    @pytest.mark.parametrize("capability", [(8, 9), (9, 1), (10, 1), (11, 0), (12, 0)], ids=str)
+    @pytest.mark.parametrize(("capability", "targets"), IMAGES.items(), ids=str)
+    @pytest.mark.parametrize("recipe", [recipes.fast, recipes.train, recipes.exact_map], ids=lambda x: x.name)
+    def test_a_forward_is_of_the_first_image(self, new_process, driver, recipe, capability, targets):
+        driver.pretend(capability)
+        forward_call(recipe).run(new_process())
+        launched = [call["entry"] for call in driver.take("cuLaunchKernelEx")]
+        of_image = {kernel["entry"]: name for name, kernel in handlers.manifest(targets[0]).items()}
+        assert "forward_h64" in of_image[launched[-1]]
+        of_any = {kernel["entry"] for target in targets for kernel in handlers.manifest(target).values()}
+        assert set(launched) <= of_any
+
+    @pytest.mark.parametrize("capability", [(8, 9), (9, 1), (10, 1), (10, 2), (11, 0), (12, 0), (12, 1)], ids=str)
     def test_another_compute_capability(self, new_process, driver, capability):
         driver.pretend(capability)
         message = (
@@ -1154,7 +1175,19 @@ class TestLoading:
             driver.pretend(capability, device)
             process.call("load_kernels")
             images += [load["bytes"] for load in driver.take("cuLibraryLoadData")]
-        assert images == [(handlers.BUILT / f"kernels.{target}.cubin").stat().st_size for target in handlers.TARGETS]
+        # Each once: those of 10.0 serve 10.3 too, but not the other way round.
+        assert images == [len(cubin(target)) for target in handlers.TARGETS]
+
+    def test_a_device_of_another_generation_takes_its_own_image(self, new_process, driver):
+        """Compute capability 10.0 next to 10.3 in a process, whichever comes first."""
+        for order in ([(10, 3), (10, 0)], [(10, 0), (10, 3)]):
+            process = new_process()
+            for device, capability in enumerate(order):
+                driver.pretend(capability, device)
+                forward_call(recipes.fast).run(process)
+                (launched,) = (call["entry"] for call in driver.take("cuLaunchKernelEx"))
+                kernels = handlers.manifest(IMAGES[capability][0])
+                assert launched == kernels["blackwell_forward_h64_affine"]["entry"], (order, capability)
 
     def test_loading_launches_nothing(self, new_process, driver):
         new_process().call("load_kernels")

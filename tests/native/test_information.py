@@ -46,6 +46,7 @@ def test_neither_library_nor_gpu(monkeypatch):
         built_for=None,
         running=(0, 3),
         gpus={},
+        images={},
         unavailable=f"{NO_LIBRARY}; {ALTERNATIVES}",
         steps=reasons("no kernel runs here"),
         recipe="train",
@@ -75,6 +76,7 @@ def test_library_and_gpus(has_library, monkeypatch):
         built_for=(0, 1),
         running=(0, 3),
         gpus={"cuda:0": (9, 0), "cuda:1": (10, 3)},
+        images={"cuda:0": ("of Hopper",), "cuda:1": ("first", "second")},
         unavailable=None,
         steps=reasons(None) | for_hopper_alone("10.3"),
         recipe="train",
@@ -83,7 +85,7 @@ def test_library_and_gpus(has_library, monkeypatch):
     assert str(info).splitlines()[:7] == [
         f"library: {library.PATH}",
         "XLA FFI: built for 0.1, running 0.3",
-        "GPUs: cuda:0 (9.0), cuda:1 (10.3)",
+        "GPUs: cuda:0 (9.0, image of Hopper), cuda:1 (10.3, image first, else second)",
         "steps of recipe 'train' with head size 128:",
         "  quantize: kernel",
         "  quantize_for_training: kernel",
@@ -113,12 +115,14 @@ def test_library_that_does_not_load(monkeypatch):
     info = native.info()
     assert (info.path, info.built_for, info.gpus) == (library.PATH, None, {"cuda:0": (9, 0)})
     assert info.unavailable == f"{NO_LIBRARY}; {ALTERNATIVES}"
+    assert info.images == {"cuda:0": ()}
+    assert "\nGPUs: cuda:0 (9.0)\n" in str(info)
 
 
 def test_a_gpu_without_kernels(has_library, monkeypatch):
     pretended.set_gpus(monkeypatch, "8.0")
     info = native.info()
-    assert info.gpus == {"cuda:0": (8, 0)}
+    assert (info.gpus, info.images) == ({"cuda:0": (8, 0)}, {"cuda:0": ()})
     assert "cuda:0 has compute capability 8.0" in info.unavailable
     assert info.steps == reasons("no kernel runs here")
 

@@ -15,6 +15,7 @@ from jax_fp4attn import native
 from jax_fp4attn.native import calls, library
 from tests.native import pretended
 
+_SYMBOLS = ("jax_fp4attn_initialize", "jax_fp4attn_image")
 QUANTIZE, ROW_OPERANDS = "jax_fp4attn_quantize_v1", "jax_fp4attn_row_operands_v1"
 
 
@@ -36,7 +37,7 @@ def compile_library(tmp_path, monkeypatch):
 
 def source(version, *handlers):
     """C source of a library for a version of the FFI."""
-    functions = [f"int {name}(void) {{ return 0; }}" for name in ("jax_fp4attn_initialize", *handlers)]
+    functions = [f"int {name}(void) {{ return 0; }}" for name in (*_SYMBOLS, *handlers)]
     functions += [
         f"int jax_fp4attn_ffi_{part}(void) {{ return {x}; }}"
         for part, x in zip(("major", "minor"), version, strict=True)
@@ -76,7 +77,7 @@ class TestLoad:
         assert reason.startswith(f"the native library does not load ({path}: ")
         assert reason.endswith("); build it again with make native")
 
-    @pytest.mark.parametrize("symbol", ["jax_fp4attn_ffi_major", "jax_fp4attn_ffi_minor", "jax_fp4attn_initialize"])
+    @pytest.mark.parametrize("symbol", ["jax_fp4attn_ffi_major", "jax_fp4attn_ffi_minor", *_SYMBOLS])
     def test_a_shared_object_without_a_symbol(self, symbol, compile_library):
         compile_library(source((0, 0)).replace(symbol, "another"))
         reason = library.load()
@@ -123,6 +124,7 @@ def test_running_version_is_that_of_the_header_that_a_compiler_reads(compile_lib
     program = """
         #include "xla/ffi/api/c_api.h"
         int jax_fp4attn_initialize(void) { return 0; }
+        const char* jax_fp4attn_image(int major, int minor, int rank) { return 0; }
         int jax_fp4attn_ffi_major(void) { return XLA_FFI_API_MAJOR; }
         int jax_fp4attn_ffi_minor(void) { return XLA_FFI_API_MINOR; }
     """

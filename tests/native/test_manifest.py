@@ -76,7 +76,7 @@ def test_kernels_fit_and_spill_little(target):
 
 def test_common_kernels_have_the_same_launches():
     launch = ("entry", "parameters", "threads", "shared_bytes")
-    hopper, blackwell = (
+    hopper, blackwell, ultra = (
         {name: [kernel[key] for key in launch] for name, kernel in manifest(target).items()} for target in TARGETS
     )
     common = hopper.keys() & blackwell.keys()
@@ -84,19 +84,19 @@ def test_common_kernels_have_the_same_launches():
     assert any("quantize" in name for name in common)
     assert any(name.startswith("forward_") for name in hopper.keys() - common)
     assert all(re.match("blackwell_forward_|order_key_", name) for name in blackwell.keys() - common)
+    # Entries are numbered in each image for itself.
+    assert {name: row[1:] for name, row in ultra.items()} == {name: blackwell[name][1:] for name in ultra}
+    assert ultra.keys() == {name for name in blackwell if name.startswith("blackwell_forward_")}
 
 
 def test_table_of_the_launcher():
-    """Every kernel once, with the images that have it: the first bit is Hopper's."""
+    """Every kernel once an image, whose bits are in the order of the targets."""
     rows = re.findall(r'\{"(\w+)", "(\w+)", "(\w+)", (\d+), (\d+), (\d+)\}', (BUILT / "kernel_table.inc").read_text())
-    images = {name: int(mask) for name, *_, mask in rows}
-    assert len(images) == len(rows)
     for bit, target in enumerate(TARGETS):
         kernels = manifest(target)
-        assert {name for name, mask in images.items() if mask >> bit & 1} == kernels.keys()
-        for name, entry, signature, threads, shared_bytes, _ in rows:
-            if name not in kernels:
-                continue
+        of_image = [row for row in rows if int(row[-1]) >> bit & 1]
+        assert sorted(name for name, *_ in of_image) == sorted(kernels)
+        for name, entry, signature, threads, shared_bytes, _ in of_image:
             kernel = kernels[name]
             expected = [LETTERS.get(kind, "t") for kind in parameters_of(kernel).values()]
             assert (entry, list(signature)) == (kernel["entry"], expected)
@@ -151,4 +151,23 @@ def test_symbols():
     assert [name for name in defined if not name.startswith("jax_fp4attn_")] == []
     handlers = {name for name in defined if re.search(r"_v\d+$", name)}
     assert handlers == {target_name(step) for step in STEPS_WITH_KERNELS}
-    assert {"jax_fp4attn_initialize", "jax_fp4attn_ffi_major", "jax_fp4attn_ffi_minor"} <= set(defined)
+    others = {"jax_fp4attn_initialize", "jax_fp4attn_image", "jax_fp4attn_ffi_major", "jax_fp4attn_ffi_minor"}
+    assert others <= set(defined)
+
+
+@pytest.mark.parametrize(
+    ("capability", "images"),
+    [
+        ((8, 9), ()),
+        ((9, 0), ("sm_90a",)),
+        ((10, 0), ("sm_100f",)),
+        ((10, 1), ()),
+        ((10, 3), ("sm_103a", "sm_100f")),
+        ((11, 0), ()),
+        ((12, 0), ()),
+    ],
+    ids=str,
+)
+def test_images_of_a_gpu(capability, images, monkeypatch):
+    monkeypatch.setattr(library, "PATH", LIBRARY)
+    assert library.load().images(capability) == images

@@ -47,6 +47,7 @@ def fragment(shape: str, repeats: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 _COLUMNS = {"32x32b": 1, "16x32bx2": 1, "16x64b": 2, "16x128b": 4, "16x256b": 8}
+_REDUCED_SHAPES = {"32x32b", "16x32bx2"}
 _REGISTERS = {"32x32b": 1, "16x32bx2": 1, "16x64b": 1, "16x128b": 2, "16x256b": 4}
 
 
@@ -211,14 +212,20 @@ def finish_loads(warp: Warp, index: int | None = None) -> None:
 def _reduction(instruction: Instruction):
     """(registers, 32) to (32,): the least or greatest value of each thread, as bits."""
     parts, kind = instruction.parts, instruction.parts[-1]
-    largest = "max" in parts
-    if kind in ("u32", "s32"):
+    modifiers = set(parts[3:-1]) - {"sync", "aligned"}
+    operations, signs = modifiers & {"min", "max"}, modifiers & {"abs", "NaN"}
+    shapes = modifiers & _REDUCED_SHAPES
+    counts = modifiers - operations - signs - shapes
+    if any(len(found) != 1 for found in (operations, shapes, counts)) or "x1" in counts:
+        raise unsupported(instruction)
+    largest = "max" in operations
+    if kind in ("u32", "s32") and not signs:
         typed = np.uint32 if kind == "u32" else np.int32
         best = np.maximum if largest else np.minimum
         return lambda values: best.reduce(values.view(typed), axis=0).view(np.uint32)
     if kind != "f32":
         raise unsupported(instruction)
-    return lambda values: _extreme(values, largest, "abs" in parts, "NaN" in parts)
+    return lambda values: _extreme(values, largest, "abs" in signs, "NaN" in signs)
 
 
 def _extreme(bits: np.ndarray, largest: bool, absolute: bool, propagate: bool) -> np.ndarray:

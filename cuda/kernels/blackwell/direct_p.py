@@ -14,15 +14,15 @@ import dataclasses
 
 import cutlass
 import cutlass.cute as cute
-from kernels import code_maps, tile
+from kernels import code_maps
 from kernels.blackwell import packed, tensor_memory
+from kernels.blackwell.scores import BLOCK, BLOCKS, Scores
 from kernels.blackwell.tensor_memory import P_SCALES, P
 from kernels.instructions import fused, larger_or_nan, log2, smaller_or_nan, sum_rounded_down
 from kernels.words import Float32, Uint32, as_bits, as_float, bytes_of, reciprocal, rounded_product, when
 
 Int32, Boolean = cutlass.Int32, cutlass.Boolean
 
-_BLOCK = 32  # keys
 _WORD = 8  # codes
 _LOG2_SIX = 2.584962500721156
 _LN_2 = 0.6931471805599453
@@ -77,7 +77,7 @@ def before_any_tile() -> Row:
 
 
 def step(
-    scores: list[Float32],
+    scores: Scores,
     row: Row,
     key_tile: Int32,
     columns: Int32,
@@ -103,11 +103,10 @@ def step(
         row = dataclasses.replace(row, reference=_reference(scores, row.reference, key_tile, constants))
     stored: list[Float32] = []
     total = row.total
-    for quarter in range(tile.ROWS // _BLOCK):
-        block = scores[quarter * _BLOCK : (quarter + 1) * _BLOCK]
-        exponent = _exponent(block, row.reference, constants)
-        payloads = _payloads(block, _bias(exponent, row.reference, constants), quarter, constants)
-        words = [packed.eight_e2m1(payloads[i : i + _WORD]) for i in range(0, _BLOCK, _WORD)]
+    for quarter in range(BLOCKS):
+        exponent = _exponent(scores.highest(quarter, 1), row.reference, constants)
+        payloads = _payloads(scores.block(quarter), _bias(exponent, row.reference, constants), quarter, constants)
+        words = [packed.eight_e2m1(payloads[i : i + _WORD]) for i in range(0, BLOCK, _WORD)]
         tensor_memory.store(columns + (P.first + quarter * len(words)), words)
         # The low byte is that of E8M0, which for NaN is 255.
         stored.append(exponent - (constants.shift - Float32(_BIAS)))
@@ -118,17 +117,16 @@ def step(
 
 
 @cute.jit
-def _reference(scores: list[Float32], reference: Float32, key_tile: Int32, constants: Constants) -> Float32:
+def _reference(scores: Scores, reference: Float32, key_tile: Int32, constants: Constants) -> Float32:
     """At the first tile the maximum over the leading keys plus the margin; zero for a row that sees none of them."""
     if key_tile == 0:
-        anchor = packed.highest(scores[: constants.anchor_keys])
+        anchor = scores.highest(count=constants.anchor_keys // BLOCK)
         reference = when(anchor == Float32(float("-inf")), Float32(0.0), anchor + constants.margin)
     return reference
 
 
-def _exponent(block: list[Float32], reference: Float32, constants: Constants) -> Float32:
-    """Of a block, before the shift, in the low bits of a number near 2**23; NaN for NaN."""
-    highest = packed.highest(block)
+def _exponent(highest: Float32, reference: Float32, constants: Constants) -> Float32:
+    """Of a block with this maximum, before the shift, in the low bits of a number near 2**23; NaN for NaN."""
     if constants.anchor_keys:
         highest = highest - reference
     raised = fused(highest, constants.log2_scale, constants.block_offset)

@@ -62,6 +62,7 @@ def forward(
     head_size: Constexpr,
     code_map: Constexpr,
     anchor_keys: Constexpr,
+    maxima_from_loads: Constexpr,
 ) -> None:
     """Attention of all items that fall to this thread block.
 
@@ -101,6 +102,7 @@ def forward(
       head_size: 64 or 128.
       code_map: A :class:`code_maps.Map`, or None for E4M3 probabilities.
       anchor_keys: How many leading keys give the row reference; 0 for reference zero.
+      maxima_from_loads: Whether loads of scores give the maximum of each block, which compute capability 10.0 lacks.
     """
     is_direct = code_map is not None
     shared_memory = memory.allocate(memory.sizes_of(head_size, is_direct))
@@ -137,18 +139,18 @@ def forward(
         job = (plan, shared_memory, tensor, warp // 4, warp % 4, query_segments, key_segments, lse)
         items = (index, step, num_items)
         if cutlass.const_expr(not is_direct):
-            softmax.run(*job, *items, online_softmax.Constants(log2_scale, rescale_threshold, unit))
+            softmax.run(*job, *items, online_softmax.Constants(log2_scale, rescale_threshold, unit), maxima_from_loads)
         else:
             numbers = code_maps.Constants(log2_scale, slope, intercept, constant)
             direct = (log2_scale, block_offset, shift, margin, numbers)
             if cutlass.const_expr(code_map.odd_tiles):
                 if warp < 4:
                     even = dataclasses.replace(code_map, mixed=False)
-                    softmax.run(*job, *items, direct_p.Constants(*direct, even, anchor_keys))
+                    softmax.run(*job, *items, direct_p.Constants(*direct, even, anchor_keys), maxima_from_loads)
                 else:
-                    softmax.run(*job, *items, direct_p.Constants(*direct, code_map, anchor_keys))
+                    softmax.run(*job, *items, direct_p.Constants(*direct, code_map, anchor_keys), maxima_from_loads)
             else:
-                softmax.run(*job, *items, direct_p.Constants(*direct, code_map, anchor_keys))
+                softmax.run(*job, *items, direct_p.Constants(*direct, code_map, anchor_keys), maxima_from_loads)
     elif warp < _OTHERS:
         primitives.setmaxregister(_CORRECTION_REGISTERS, "decrease")
         correction.run(plan, shared_memory, tensor, warp % 4, output, index, step, num_items, head_size, not is_direct)

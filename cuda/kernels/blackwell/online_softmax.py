@@ -3,8 +3,8 @@
 import dataclasses
 
 import cutlass
-from kernels import tile
 from kernels.blackwell import packed, tensor_memory
+from kernels.blackwell.scores import BLOCK, BLOCKS, Scores
 from kernels.blackwell.tensor_memory import P
 from kernels.instructions import exp2, four_e4m3, fused, larger_or_nan, log2
 from kernels.words import Float32, reciprocal, rounded_product, when
@@ -13,7 +13,6 @@ Int32, Boolean = cutlass.Int32, cutlass.Boolean
 
 _LN_2 = 0.6931471805599453
 _MINUS_INFINITY = float("-inf")
-_CHUNK = 32  # keys that are stored together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +48,7 @@ def before_any_tile() -> Row:
     return Row(Float32(0.0), Float32(_MINUS_INFINITY))
 
 
-def update(scores: list[Float32], row: Row, constants: Constants) -> tuple[Float32, Float32]:
+def update(scores: Scores, row: Row, constants: Constants) -> tuple[Float32, Float32]:
     """The maximum with a tile, and the factor for what has been accumulated so far.
 
     Args:
@@ -57,15 +56,13 @@ def update(scores: list[Float32], row: Row, constants: Constants) -> tuple[Float
       row: Of the tiles before.
       constants: Of the recipe.
     """
-    candidate = larger_or_nan(packed.highest(scores), row.highest)
+    candidate = larger_or_nan(scores.highest(), row.highest)
     keep = (row.highest - candidate) * constants.log2_scale >= -constants.threshold
     highest = when(keep, row.highest, candidate)
     return highest, exp2(fused(row.highest, constants.log2_scale, -_reference(highest, constants)))
 
 
-def step(
-    scores: list[Float32], row: Row, highest: Float32, factor: Float32, columns: Int32, constants: Constants
-) -> Row:
+def step(scores: Scores, row: Row, highest: Float32, factor: Float32, columns: Int32, constants: Constants) -> Row:
     """Stores P of a tile.
 
     Args:
@@ -80,11 +77,11 @@ def step(
       The row with this tile.
     """
     addend, sums = -_reference(highest, constants), []
-    for start in range(0, tile.ROWS, _CHUNK):
-        scaled = packed.fused_pairs(scores[start : start + _CHUNK], constants.log2_scale, addend)
+    for index in range(BLOCKS):
+        scaled = packed.fused_pairs(scores.block(index), constants.log2_scale, addend)
         exponentials = [exp2(x) for x in scaled]
-        words = [four_e4m3(*exponentials[i : i + 4]) for i in range(0, _CHUNK, 4)]
-        tensor_memory.store(columns + (P.first + start // 4), words)
+        words = [four_e4m3(*exponentials[i : i + 4]) for i in range(0, BLOCK, 4)]
+        tensor_memory.store(columns + (P.first + index * len(words)), words)
         sums.append(packed.sum_of_all(exponentials))
     increment = (sums[0] + sums[1]) + (sums[2] + sums[3])
     return Row(fused(row.total, factor, increment), highest)

@@ -9,6 +9,7 @@ from kernels import tile, work
 from kernels.blackwell import direct_p, online_softmax, packed, schedule, tensor_memory
 from kernels.blackwell.barriers import Barrier, arrive, wait_until_free, wait_until_there
 from kernels.blackwell.memory import Memory
+from kernels.blackwell.scores import Scores
 from kernels.blackwell.tensor_memory import SCORES, STAGE_COLUMNS
 from kernels.blackwell.visibility import View, masked
 from kernels.words import Float32, Uint32, view, when
@@ -36,6 +37,7 @@ def run(
     step: Int32,
     num_items: Int32,
     constants: online_softmax.Constants | direct_p.Constants,
+    maxima_from_loads: Constexpr,
 ) -> None:
     """Makes the probabilities of all items, and writes their log-sum-exp.
 
@@ -52,6 +54,7 @@ def run(
       step: To the next one.
       num_items: End of the items.
       constants: Of the recipe.
+      maxima_from_loads: Whether loads of scores give the maximum of each block.
     """
     before = schedule.at_first()
     columns = tensor + tensor_memory.lanes_of_warp(warp) + (SCORES[0].first + stage * STAGE_COLUMNS)
@@ -65,7 +68,10 @@ def run(
         for j in cutlass.range(keys.num_tiles):
             key_tile = keys.first_tile + j
             wait_until_there(memory.barriers, Barrier.SCORES_FULL, stage, tiles + j)
-            scores = tensor_memory.load(columns, tile.ROWS)
+            if cutlass.const_expr(maxima_from_loads):
+                scores = Scores(*tensor_memory.load_with_maxima(columns, tile.ROWS))
+            else:
+                scores = Scores(tensor_memory.load(columns, tile.ROWS), [])
             arrive(memory.barriers, Barrier.SCORES_LOADED, stage)
             scores = masked(scores, seen, key_tile)
             state = _probabilities(scores, state, memory, stage, warp, key_tile, j, columns, tables, constants)
@@ -119,7 +125,7 @@ def _softmax(constants: online_softmax.Constants | direct_p.Constants) -> Module
 
 
 def _probabilities(
-    scores: list[Float32],
+    scores: Scores,
     state: online_softmax.Row | direct_p.Row,
     memory: Memory,
     stage: Int32,

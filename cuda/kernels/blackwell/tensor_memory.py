@@ -90,6 +90,26 @@ def load(address: Int32, columns: int) -> list[Float32]:
     return list(primitives.inline_ptx("\n".join(lines), write_only_types=[Float32] * columns, read_only_args=[address]))
 
 
+def load_with_maxima(address: Int32, columns: int) -> tuple[list[Float32], list[Float32]]:
+    """Loads columns of the warp's lanes with the maximum of each 32, NaN if one is NaN, and waits for them.
+
+    Compute capability 10.0 has no such loads.
+
+    Args:
+      address: Lane and first column.
+      columns: A multiple of 32.
+    """
+    lines, chunks = [], range(0, columns, _CHUNK)
+    for chunk, first in enumerate(chunks):
+        registers = ", ".join(f"{{$w{first + i}}}" for i in range(_CHUNK))
+        load = f"tcgen05.ld.red.sync.aligned.32x32b.x{_CHUNK}.max.NaN.f32"
+        lines.append(f"{load} {{{registers}}}, {{$w{columns + chunk}}}, [{{$r0}} + {first}];")
+    lines.append("tcgen05.wait::ld.sync.aligned;")
+    results = [Float32] * (columns + len(chunks))
+    loaded = list(primitives.inline_ptx("\n".join(lines), write_only_types=results, read_only_args=[address]))
+    return loaded[:columns], loaded[columns:]
+
+
 def store(address: Int32, words: list[Uint32] | list[Float32]) -> None:
     """Starts to store a power of two of columns of the warp's lanes, which :func:`wait_for_stores` completes."""
     registers = ", ".join(f"{{$r{i + 1}}}" for i in range(len(words)))

@@ -6,6 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.arch import lane_idx, shuffle_sync
 from kernels import tile
+from kernels.blackwell.scores import Scores
 from kernels.words import Float32, when
 from kernels.work import UNLIMITED, Range, first_or
 
@@ -87,10 +88,10 @@ class View:
 
 
 @cute.jit
-def masked(scores: list[Float32], seen: View, key_tile: Int32) -> list[Float32]:
+def masked(scores: Scores, seen: View, key_tile: Int32) -> Scores:
     """Scores of a tile as the row sees them."""
     if seen.is_general():
-        scores = seen.mask_general(scores, key_tile)
+        scores = scores.replaced(seen.mask_general(scores.values, key_tile))
     elif seen.is_partial(key_tile):
-        scores = seen.mask_interval(scores, key_tile)
+        scores = scores.replaced(seen.mask_interval(scores.values, key_tile))
     return scores

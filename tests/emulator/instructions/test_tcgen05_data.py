@@ -135,6 +135,26 @@ def test_reductions_of_nan_and_integers() -> None:
     assert bench.run(text.format("", "u32"), 0)[1][0] == 0xFFFFFFFF
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        "32x32b.x1.max.f32",
+        "32x32b.x2.f32",
+        "32x32b.x2.min.max.f32",
+        "16x64b.x2.max.f32",
+        "32x32b.x2.max.NaN.u32",
+        "32x32b.x2.max.abs.s32",
+        "32x32b.x2.max.b32",
+        "32x32b.x2.max.pack::16b.f32",
+        "32x32b.x2.max.add.f32",
+    ],
+)
+def test_reductions_that_the_assembler_refuses(form: str) -> None:
+    registers = vector("%r", 1 if ".x1." in form else 2)
+    with pytest.raises(UnsupportedInstructionError, match="is not supported"):
+        Bench().run(f"tcgen05.ld.red.sync.aligned.{form} {registers}, %r100, [%r150];", 0)
+
+
 def test_lanes_that_a_warp_reaches() -> None:
     bench = Bench()
     bench.fill_tensor(0, np.arange(512 * 128, dtype=np.uint32).reshape(512, 128))

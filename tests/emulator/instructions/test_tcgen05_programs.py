@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cuda.emulator.errors import DeadlockError, EmulationError, MemoryFaultError
+from cuda.emulator.errors import DeadlockError, EmulationError, MemoryFaultError, UnsupportedInstructionError
 from cuda.emulator.front import Output, Result, emulate
 from tests.emulator.tensor_core import layouts
 from tests.emulator.text import module, store_words
@@ -80,6 +80,34 @@ def test_store_and_load() -> None:
     assert not result.findings
     for (words,) in result.arrays:
         np.testing.assert_array_equal(words, 3 * np.arange(_THREADS) + [[0], [1]])
+
+
+_REDUCING = _ROUND_TRIP.replace(
+    "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r12, %r13}, [%r5+6];",
+    "tcgen05.ld.red.sync.aligned.32x32b.x2.max.NaN.f32 {%r12, %r13}, %r14, [%r5+6];",
+).replace(store_words(["%r12", "%r13"]), store_words(["%r12", "%r13", "%r14"]))
+
+
+@pytest.mark.parametrize("target", ["sm_103a", "sm_103f"])
+def test_a_load_with_the_maximum(target: str) -> None:
+    result = _run(_program(_REDUCING, "p", target=target), [Output(np.zeros((3, _THREADS), np.uint32))])
+    assert not result.findings
+    for (words,) in result.arrays:
+        np.testing.assert_array_equal(words, 3 * np.arange(_THREADS) + [[0], [1], [1]])
+
+
+@pytest.mark.parametrize("target", ["sm_100a", "sm_100f"])
+def test_targets_without_loads_with_the_maximum(target: str) -> None:
+    with pytest.raises(UnsupportedInstructionError, match=rf"line \d+.*{target} has no tcgen05\.ld\.red"):
+        _run(_program(_REDUCING, "p", target=target), [Output(np.zeros((3, _THREADS), np.uint32))])
+
+
+def test_a_maximum_of_columns_that_were_never_written() -> None:
+    ptx = _program(
+        _REDUCING.replace("[%r5+6];\n    tcgen05.wait::ld", "[%r5+7];\n    tcgen05.wait::ld"), "p", target="sm_103a"
+    )
+    with pytest.raises(MemoryFaultError, match="never written"):
+        _run(ptx, [Output(np.zeros((3, _THREADS), np.uint32))])
 
 
 def test_a_store_takes_effect_at_its_wait() -> None:

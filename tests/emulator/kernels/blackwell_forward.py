@@ -19,12 +19,14 @@ from tests.emulator.kernels.forward import (
 )
 
 LIBRARY = Library("sm_100f")
+IMAGES = (LIBRARY, Library("sm_103a"))
+"""What compute capabilities 10.0 and 10.3 take the attention kernels from; others are in the first one alone."""
 _ITEM_ROWS = 2 * TILE
 
 
 def available() -> bool:
     """Whether the kernels have been built."""
-    return LIBRARY.has("blackwell_forward_h64_square")
+    return all(library.has("blackwell_forward_h64_square") for library in IMAGES)
 
 
 def ordered_key(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
@@ -82,13 +84,16 @@ def values_of(problem: Problem, key_codes: Any, key_pages: Any) -> dict[str, Any
     }
 
 
-def attend(problem: Problem, seeds: Iterable[int] = (0,), blocks: int = 2, **options: Any) -> list[Attention]:
+def attend(
+    problem: Problem, seeds: Iterable[int] = (0,), blocks: int = 2, library: Library = LIBRARY, **options: Any
+) -> list[Attention]:
     """Runs the attention kernel, in which nothing may be found.
 
     Args:
       problem: What to compute.
       seeds: Of the schedules.
       blocks: Thread blocks at most.
+      library: That has the attention kernel.
       **options: Of the emulator.
 
     Returns:
@@ -96,7 +101,7 @@ def attend(problem: Problem, seeds: Iterable[int] = (0,), blocks: int = 2, **opt
     """
     values = values_of(problem, *ordered_key(problem))
     grid = (min(items_of(problem), blocks), 1, 1)
-    runs, findings = LIBRARY.run(name_of(problem), grid, values, seeds=seeds, **options)
+    runs, findings = library.run(name_of(problem), grid, values, seeds=seeds, **options)
     assert_nothing_found(findings)
     return [Attention(x["output"].view(ml_dtypes.bfloat16).astype(np.float32).swapaxes(1, 2), x["lse"]) for x in runs]
 

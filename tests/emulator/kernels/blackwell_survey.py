@@ -2,15 +2,16 @@
 
 Usage: python -m tests.emulator.kernels.blackwell_survey [--schedules 50] [--mutant-schedules 6] [--out DIRECTORY]
 
-It needs the built kernels and takes about half an hour. The schedules are of every case of
+It needs the built kernels and takes about forty minutes. The schedules are of every case of
 tests/emulator/kernels/blackwell_cases.py; the mutants are of a kernel with Direct-P and of one with a running maximum.
 """
 
 import argparse
+import itertools
 import pathlib
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from cuda.emulator import Program, Result, emulate, parse
 from cuda.emulator.mutations import Mutant, Outcome, save, survey
@@ -45,11 +46,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if same else 1
 
 
-def run_schedules(seeds: Iterable[int]) -> bool:
-    """Whether every case gives the same bits under every schedule; findings are raised."""
+def run_schedules(seeds: Sequence[int]) -> bool:
+    """Whether every case gives the same bits under every schedule and from every image; findings are raised."""
     start, launches, same = time.perf_counter(), 0, True
     for name, (recipe, shape, options) in {**CASES, **WINDOWS}.items():
-        first, *others = blackwell.attend(problem_of(recipe, *inputs(shape), **options), seeds=seeds)
+        problem = problem_of(recipe, *inputs(shape), **options)
+        runs = (blackwell.attend(problem, seeds, library=library) for library in blackwell.IMAGES)
+        first, *others = itertools.chain.from_iterable(runs)
         launches += 1 + len(others)
         if not all(same_bits(first, other) for other in others):
             print(f"{name}: results depend on the schedule", flush=True)

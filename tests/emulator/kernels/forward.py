@@ -34,7 +34,7 @@ class Library:
     """The built kernels of a target.
 
     Attributes:
-      target: sm_90a or sm_100f.
+      target: sm_90a, sm_100f or sm_103a.
     """
 
     target: str

@@ -23,7 +23,7 @@ import jax
 
 ROOT = pathlib.Path(__file__).parents[3]
 BUILT = ROOT / "build" / "native"
-TARGETS = ("sm_90a", "sm_100f")
+TARGETS = ("sm_90a", "sm_100f", "sm_103a")
 NO_BUILD = "build/native is not there: run make native"
 
 SYMBOLS = ("quantize", "quantize_for_training", "forward", "row_operands", "backward")
