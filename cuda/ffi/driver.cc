@@ -49,7 +49,7 @@ const Driver& Driver::Get() {
   return opened.driver;
 }
 
-void Driver::Check(CUresult result, const char* call) const {
+void Driver::Check(CUresult result, std::string_view call) const {
   if (result == CUDA_SUCCESS) return;
   const char* text = nullptr;
   get_error_string(result, &text);

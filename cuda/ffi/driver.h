@@ -3,6 +3,8 @@
 
 #include <cuda.h>
 
+#include <string_view>
+
 namespace fp4attn {
 
 struct Driver {
@@ -19,7 +21,7 @@ struct Driver {
   static const Driver& Get();
 
   // Throws a Failure with the driver's text unless the result is success.
-  void Check(CUresult result, const char* call) const;
+  void Check(CUresult result, std::string_view call) const;
 };
 
 }  // namespace fp4attn

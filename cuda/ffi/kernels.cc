@@ -2,6 +2,7 @@
 
 #include <map>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -153,7 +154,7 @@ class Library {
     if (loaded != libraries_.end()) return loaded->second;
     CUlibrary library;
     driver.Check(driver.library_load_data(&library, image.bytes, nullptr, nullptr, 0, nullptr, nullptr, 0),
-                 "cuLibraryLoadData");
+                 std::string("cuLibraryLoadData of the image ") + image.name);
     return libraries_[&image] = library;
   }
 

@@ -251,8 +251,8 @@ class TestVisibility:
         assert same_bits(before, Attention(expected.output[0, 0, :where], expected.lse[0, 0, :where]))
 
     @pytest.mark.parametrize("recipe", [recipes.train, recipes.fast, GUARDED], ids=lambda recipe: recipe.name)
-    def test_a_nan_in_a_tile_that_is_not_masked(self, recipe: Recipe) -> None:
-        """Of one query, so that the maximum of its row and of no other is NaN."""
+    def test_a_nan_query_in_a_tile_that_is_not_masked(self, recipe: Recipe) -> None:
+        """All scores of its row are NaN, and none of another row."""
         query, key, value = inputs(Shape(1, 140, 256, 1, 1, 64))
         clean = problem_of(recipe, query, key, value)
         query[0, 7, 0, 5] = np.nan
@@ -261,6 +261,19 @@ class TestVisibility:
         others = np.arange(140) != 7
         parts = [Attention(x.output[:, :, others], x.lse[:, :, others]) for x in (actual, expected)]
         assert same_bits(*parts)
+
+    @pytest.mark.parametrize(
+        "recipe", [recipes.train, recipes.fast, recipes.accurate, GUARDED], ids=lambda recipe: recipe.name
+    )
+    @pytest.mark.parametrize("place", [0, 95, 255])
+    def test_a_nan_key_in_a_tile_that_is_not_masked(self, place: int, recipe: Recipe) -> None:
+        """One score of every row is NaN, which a maximum that passes NaN by would not tell."""
+        query, key, value = inputs(Shape(1, 140, 256, 1, 1, 64))
+        key[0, place, 0, 5] = np.nan
+        problem = problem_of(recipe, query, key, value)
+        actual, expected = attend(problem), problem.expected()
+        assert np.isnan(expected.output).all() and np.isnan(expected.lse).all()
+        assert np.isnan(actual.output).all() and np.isnan(actual.lse).all()
 
     @pytest.mark.parametrize("recipe", [recipes.fp8_pv, recipes.accurate], ids=lambda recipe: recipe.name)
     @pytest.mark.parametrize(

@@ -1134,10 +1134,22 @@ class TestLoading:
         driver.pretend(capability)
         forward_call(recipe).run(new_process())
         launched = [call["entry"] for call in driver.take("cuLaunchKernelEx")]
-        of_image = {kernel["entry"]: name for name, kernel in handlers.manifest(targets[0]).items()}
-        assert "forward_h64" in of_image[launched[-1]]
-        of_any = {kernel["entry"] for target in targets for kernel in handlers.manifest(target).values()}
-        assert set(launched) <= of_any
+        first, *others = ({kernel["entry"] for kernel in handlers.manifest(target).values()} for target in targets)
+        assert "forward_h64" in launched[-1]
+        assert set(launched) <= first.difference(*others)
+
+    def test_what_the_first_image_lacks_is_of_the_second(self, new_process, driver):
+        """The key of a strided anchor is ordered by a kernel that is in the family's image alone."""
+        driver.pretend((10, 3))
+        shape = Shape(2, 129, 127, 4, 2, 64)
+        ordered = types({"codes": (U8, 2, 2, 128, 32), "pages": (U8, 2, 2, 1, 1, 512)})
+        call = forward_call(recipes.accurate, shape).having(has_ordered_key=True)
+        call._replace(results=call.results | ordered).run(new_process())
+        launched = [call["entry"] for call in driver.take("cuLaunchKernelEx")]
+        own, family = (handlers.manifest(target) for target in IMAGES[10, 3])
+        assert "order_key_h64" not in own
+        attention = own["blackwell_forward_h64_affine_mixed_anchor32"]
+        assert launched == [family["order_key_h64"]["entry"], attention["entry"]]
 
     @pytest.mark.parametrize("capability", [(8, 9), (9, 1), (10, 1), (10, 2), (11, 0), (12, 0), (12, 1)], ids=str)
     def test_another_compute_capability(self, new_process, driver, capability):
@@ -1242,12 +1254,27 @@ class TestDriverFailures:
         driver.fail(function, 719)
         with pytest.raises(ERRORS) as raised:
             call.run(process)
-        assert text_of(raised).startswith(f"INTERNAL: jax_fp4attn: {function} failed with 719: text of error 719")
+        what = f"{function} of the image sm_90a" if function == "cuLibraryLoadData" else function
+        assert text_of(raised).startswith(f"INTERNAL: jax_fp4attn: {what} failed with 719: text of error 719")
         # The first launch that fails is the last.
         assert len(driver.launches()) == (1 if function == "cuLaunchKernelEx" else 0)
         driver.pretend()
         call.run(process)
         assert len(driver.launches()) == 3
+
+    def test_an_image_that_does_not_load(self, new_process, driver):
+        """Nothing runs by another image in its place, and the next call tries it again."""
+        process, call = new_process(), forward_call(recipes.fast)
+        driver.pretend((10, 3))
+        driver.fail("cuLibraryLoadData", 209)
+        message = "cuLibraryLoadData of the image sm_103a failed with 209: text of error 209"
+        for _ in range(2):
+            with pytest.raises(ERRORS, match=message):
+                call.run(process)
+            assert len(driver.take("cuLibraryLoadData")) == 1
+        driver.pretend((10, 3))
+        call.run(process)
+        assert len(driver.take("cuLibraryLoadData")) == 2
 
     def test_error_without_a_text(self, new_process, driver):
         driver.fail("cuLaunchKernelEx", 1000)

@@ -49,6 +49,8 @@ def fragment(shape: str, repeats: int) -> tuple[np.ndarray, np.ndarray]:
 _COLUMNS = {"32x32b": 1, "16x32bx2": 1, "16x64b": 2, "16x128b": 4, "16x256b": 8}
 _REDUCED_SHAPES = {"32x32b", "16x32bx2"}
 _REGISTERS = {"32x32b": 1, "16x32bx2": 1, "16x64b": 1, "16x128b": 2, "16x256b": 4}
+_REPEATS = {1 << i for i in range(8)}
+_MOST_REGISTERS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,8 @@ def _access(instruction: Instruction, registers: int, split: object, packing: st
     repeats = next((int(p[1:]) for p in parts if p[0] == "x" and p[1:].isdigit()), None)
     if shape is None or repeats is None or any(p.endswith("pack::16b") and p != packing for p in parts):
         raise unsupported(instruction)
+    if repeats not in _REPEATS or _REGISTERS[shape] * repeats > _MOST_REGISTERS:
+        raise unsupported(instruction, f".x{repeats}")
     if (shape == "16x32bx2") != isinstance(split, Immediate):
         raise unsupported(instruction, "the half-split offset of .16x32bx2")
     if registers != _REGISTERS[shape] * repeats:

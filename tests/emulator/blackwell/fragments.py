@@ -244,8 +244,8 @@ QUESTIONS = (
         "The values and, for each thread, their least or greatest: -0 is less than +0; NaN is returned if all are NaN, "
         "with .NaN if any is; .abs takes magnitudes for the comparison and the result.",
         "ISA 9.7.16.8.3 for the operation; the order of zeros and NaN is reading alone, from min and max.",
-        "The maxima of scores on compute capability 10.3: without NaN a row that sees one would not be NaN. The sign "
-        "of a zero does not matter.",
+        "The maxima of scores on compute capability 10.3: without .NaN a row of Direct-P that sees a NaN would not be "
+        "NaN. The sign of a zero does not matter.",
         (
             _reduced("32x32b", "max", "f32"),
             _reduced("32x32b", "min", "f32"),

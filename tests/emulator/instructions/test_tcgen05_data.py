@@ -155,6 +155,13 @@ def test_reductions_that_the_assembler_refuses(form: str) -> None:
         Bench().run(f"tcgen05.ld.red.sync.aligned.{form} {registers}, %r100, [%r150];", 0)
 
 
+@pytest.mark.parametrize(("shape", "repeats"), [("32x32b", 3), ("32x32b", 256), ("16x128b", 128), ("16x256b", 64)])
+@pytest.mark.parametrize("opcode", ["ld", "st"])
+def test_repetitions_that_the_assembler_refuses(opcode: str, shape: str, repeats: int) -> None:
+    with pytest.raises(UnsupportedInstructionError, match=rf"is not supported.*\.x{repeats}"):
+        Bench().run(_text(opcode, shape, repeats, "", 0), 0)
+
+
 def test_lanes_that_a_warp_reaches() -> None:
     bench = Bench()
     bench.fill_tensor(0, np.arange(512 * 128, dtype=np.uint32).reshape(512, 128))
