@@ -22,6 +22,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.arch import lane_idx
 from kernels import code_maps
+from kernels.hopper import maximum
 from kernels.hopper.key_order import BY_BLOCK, KEYS
 from kernels.instructions import (
     exp2,
@@ -125,7 +126,7 @@ def step(
     """
     reference, level, total = rows.reference, rows.level, rows.total
     blocks = [KEY_ORDER.of_row(scores, row) for row in (0, 1)]
-    highest = [_highest(block) for block in blocks]
+    highest = maximum.of_rows(*blocks)
     if cutlass.const_expr(constants.anchor_keys > 0):
         if key_tile == 0:
             reference = [_anchor_of(value, constants) for value in highest]
@@ -155,12 +156,6 @@ def _anchor_of(highest: Float32, constants: Constants) -> Float32:
     leads = lane_idx() % 4 < constants.anchor_keys // KEYS
     anchor = _over_four(when(leads, highest, Float32(float("-inf"))))
     return when(anchor == Float32(float("-inf")), Float32(0.0), anchor + constants.margin)
-
-
-def _highest(values: list[Float32]) -> Float32:
-    while len(values) > 1:
-        values = [larger_or_nan(*values[i : i + 2]) for i in range(0, len(values), 2)]
-    return values[0]
 
 
 def _over_four(value: Float32) -> Float32:

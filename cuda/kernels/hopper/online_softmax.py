@@ -4,6 +4,7 @@ import dataclasses
 
 import cutlass
 import cutlass.cute as cute
+from kernels.hopper import maximum
 from kernels.hopper.key_order import INTERLEAVED, KEYS
 from kernels.instructions import exp2, four_e4m3, fused, larger_or_nan, log2
 from kernels.words import Float32, Uint32, reciprocal, when
@@ -63,9 +64,10 @@ def step(scores: list[Float32], rows: Rows, constants: Constants) -> tuple[list[
     """
     words: dict[tuple[int, int], Uint32] = {}
     corrections, totals, maxima = [], [], []
+    found = maximum.of_rows(*(KEY_ORDER.of_row(scores, row) for row in (0, 1)))
     for row in (0, 1):
         raw = KEY_ORDER.of_row(scores, row)
-        highest, addend, correction = _update(raw, rows.highest[row], constants)
+        highest, addend, correction = _update(found[row], rows.highest[row], constants)
         sums = []
         for group in range(_GROUPS):
             four = raw[4 * group : 4 * group + 4]
@@ -81,11 +83,8 @@ def step(scores: list[Float32], rows: Rows, constants: Constants) -> tuple[list[
     return [words[place] for place in order], corrections, Rows(totals, maxima)
 
 
-def _update(scores: list[Float32], old: Float32, constants: Constants) -> tuple[Float32, Float32, Float32]:
-    """The new maximum, the addend of the scaled scores, and the correction."""
-    while len(scores) > 1:
-        scores = [larger_or_nan(*scores[i : i + 2]) for i in range(0, len(scores), 2)]
-    candidate = scores[0]
+def _update(candidate: Float32, old: Float32, constants: Constants) -> tuple[Float32, Float32, Float32]:
+    """The new maximum from that of the thread's scores, the addend of the scaled scores, and the correction."""
     for offset in (1, 2):
         candidate = larger_or_nan(candidate, cute.arch.shuffle_sync_bfly(candidate, offset=offset))
     candidate = larger_or_nan(candidate, old)
