@@ -21,6 +21,7 @@ from benchmarks.speed.inputs import draw
 from benchmarks.speed.measure import Result, device_answers, launch_seconds, measure
 from benchmarks.speed.plot import write_plot
 from benchmarks.speed.report import markdown, summary, write_csv
+from benchmarks.speed.timing import TURN_SECONDS
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -63,6 +64,9 @@ def _parse_arguments(arguments: Sequence[str] | None, grid: Sequence[Shape]) -> 
     parser.add_argument(
         "--seconds", type=float, default=1.0, help="about how long to time a case (default: %(default)s)"
     )
+    parser.add_argument(
+        "--turn", type=float, default=TURN_SECONDS, help="about how long a turn takes, seconds (default: %(default)s)"
+    )
     parser.add_argument("--profile", action="store_true", help="add the times of the kernels by the profiler")
     parser.add_argument(
         "--implementation", choices=("cuda", "reference"), default="cuda", help="of ours (default: %(default)s)"
@@ -86,7 +90,7 @@ def main(arguments: Sequence[str] | None = None, grid: Sequence[Shape] = GRID) -
         return 1
     options.out.mkdir(parents=True, exist_ok=True)
     shapes = [grid[int(i)] for i in options.shapes][: QUICK if options.quick else None]
-    facts = environment(launch_seconds())
+    facts = environment(launch_seconds()) | {"seconds of a turn": f"{options.turn:g}"}
     results: list[Result] = []
     start = time.perf_counter()
     for shape in shapes:
@@ -109,7 +113,15 @@ def _measure_shape(
     for case in (Case(shape, mask, passes) for passes in options.passes for mask in options.masks):
         print(f"[{time.perf_counter() - start:.0f} s] {case}", file=sys.stderr, flush=True)
         contenders = contenders_of(case, options.only, options.recipes, options.implementation)
-        results += measure(case, contenders, arrays, seconds=options.seconds, earlier=results, profile=options.profile)
+        results += measure(
+            case,
+            contenders,
+            arrays,
+            seconds=options.seconds,
+            turn_seconds=options.turn,
+            earlier=results,
+            profile=options.profile,
+        )
         _write_tables(options.out, results, facts)
         if not device_answers():
             print("the device is lost", file=sys.stderr)

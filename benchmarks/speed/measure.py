@@ -15,7 +15,7 @@ from benchmarks.speed.cases import Case
 from benchmarks.speed.contenders import Contender, Program
 from benchmarks.speed.exact import agreement, expected
 from benchmarks.speed.inputs import Arrays, Sample, cotangent_of_rows, sample_of
-from benchmarks.speed.timing import Timing, seconds_a_call, take_turns
+from benchmarks.speed.timing import TURN_SECONDS, Timing, seconds_a_call, take_turns
 
 PROFILED_RUNS = 3
 
@@ -61,6 +61,7 @@ def measure(
     arrays: Arrays,
     *,
     seconds: float,
+    turn_seconds: float = TURN_SECONDS,
     earlier: Sequence[Result] = (),
     profile: bool = False,
 ) -> list[Result]:
@@ -71,6 +72,7 @@ def measure(
       contenders: Who computes it.
       arrays: Arguments.
       seconds: About how long the timing may take.
+      turn_seconds: About how long a turn takes.
       earlier: Results of other cases.
       profile: Whether to add the times of kernels by the profiler.
 
@@ -101,7 +103,7 @@ def measure(
             _say(f" {result.reason}")
             culprit = culprit or ("" if device_answers() else contender.label)
         results[contender.label] = result
-    for label, timing in take_turns(programs, seconds).items():
+    for label, timing in take_turns(programs, seconds, turn_seconds).items():
         if isinstance(timing, Exception):
             results[label] = dataclasses.replace(results[label], reason=describe(timing))
         else:

@@ -1,7 +1,8 @@
 """Times of calls that take turns, so that clocks, heat and neighbours hit all of them alike.
 
 A turn is many calls in flight, of which the last is waited for: about as long as the device works, and no shorter than
-the host needs to launch them.
+the host needs to launch them. Within short turns all contenders meet the same clocks; in turns of half a second each of
+them meets the clocks that its own power leaves.
 """
 
 import dataclasses
@@ -60,12 +61,15 @@ def seconds_a_call(function: Callable[[], Any], calls: int) -> float:
     return (time.perf_counter() - start) / calls
 
 
-def take_turns(functions: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, Timing | Exception]:
+def take_turns(
+    functions: Mapping[str, Callable[[], Any]], seconds: float, turn_seconds: float = TURN_SECONDS
+) -> dict[str, Timing | Exception]:
     """Times functions in turns, round by round, each round beginning with another one.
 
     Args:
       functions: By name, compiled before.
       seconds: About how long all rounds together may take; there are five at least.
+      turn_seconds: About how long a turn takes.
 
     Returns:
       For each name its times, or what it failed with.
@@ -82,7 +86,7 @@ def take_turns(functions: Mapping[str, Callable[[], Any]], seconds: float) -> di
 
     calls = {name: calls_a_turn(turn(name, 1), TURN_SECONDS / 2) for name in functions}
     estimates = {name: turn(name, count) for name, count in calls.items() if name not in failures}
-    calls = {name: calls_a_turn(estimate) for name, estimate in estimates.items()}
+    calls = {name: calls_a_turn(estimate, turn_seconds) for name, estimate in estimates.items()}
     times: dict[str, list[float]] = {name: [] for name in functions}
     for names in rounds(list(functions), sum(calls[name] * estimates[name] for name in calls), seconds):
         for name in names:
@@ -101,7 +105,8 @@ def calls_a_turn(seconds: float, turn: float = TURN_SECONDS) -> int:
     Returns:
       At least one, and not so many that a tiny call takes long to launch.
     """
-    return min(MOST_CALLS, max(1, round(turn / max(seconds, 1e-9))))
+    most = MOST_CALLS * max(1, round(turn / TURN_SECONDS))
+    return min(most, max(1, round(turn / max(seconds, 1e-9))))
 
 
 def rounds(names: list[str], round_seconds: float, seconds: float) -> list[list[str]]:

@@ -96,6 +96,7 @@ def test_turns_are_filled_with_calls():
     assert timing.calls_a_turn(timing.TURN_SECONDS / 7) == 7
     assert timing.calls_a_turn(1.0) == 1
     assert timing.calls_a_turn(0.0) == timing.MOST_CALLS
+    assert timing.calls_a_turn(1e-3, 0.5) == 500
 
 
 def test_a_failure_in_a_turn_is_that_of_its_function_alone():
