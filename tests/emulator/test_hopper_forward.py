@@ -156,6 +156,20 @@ class TestVisibility:
         before = Attention(actual.output[0, 0, :where], actual.lse[0, 0, :where])
         assert same_bits(before, Attention(expected.output[0, 0, :where], expected.lse[0, 0, :where]))
 
+    @pytest.mark.parametrize("others_are_negative", [False, True])
+    @pytest.mark.parametrize("place", [0, 77, 200])
+    @pytest.mark.parametrize(
+        "recipe", [recipes.train, recipes.fp8_pv, recipes.fast, LEADING], ids=lambda recipe: recipe.name
+    )
+    def test_a_nan_key_in_a_tile_that_is_not_masked(self, recipe: Any, place: int, others_are_negative: bool) -> None:
+        """One score of every row is NaN, which a maximum that passes NaN by would not tell."""
+        query, key, value = inputs(Shape(1, 70, 256, 1, 1, 64))
+        if others_are_negative:
+            query[:], key[:] = np.abs(query), -np.abs(key)
+        key[0, place, 0, 5] = np.nan
+        (actual,) = hopper.attend(problem_of(recipe, query, key, value))
+        assert np.isnan(actual.output).all() and np.isnan(actual.lse).all()
+
     @pytest.mark.parametrize("recipe", [recipes.train, recipes.square], ids=lambda recipe: recipe.name)
     def test_a_nan_of_a_value_is_in_the_rows_that_see_it(self, recipe: Any) -> None:
         query, key, value = inputs(Shape(1, 300, 300, 1, 1, 64))
@@ -211,6 +225,17 @@ class TestExtremes:
     def test_equal_scores(self, recipe: Any) -> None:
         query, key, value = inputs(Shape(1, 40, 161, 1, 1, 64))
         key[:] = key[:, :1]
+        check(problem_of(recipe, query, key, value))
+
+    @pytest.mark.parametrize("rows", [1, 2, 8], ids=lambda rows: f"one of {rows} rows")
+    @pytest.mark.parametrize(
+        "recipe", [recipes.train, recipes.fp8_pv, recipes.fast, recipes.accurate], ids=lambda r: r.name
+    )
+    def test_negative_scores(self, recipe: Any, rows: int) -> None:
+        """All scores of some rows: what is the largest of them is not what is largest as an integer."""
+        query, key, value = inputs(Shape(1, 70, 289, 1, 1, 64))
+        key[:] = -np.abs(key)
+        query[:, ::rows] = np.abs(query[:, ::rows])
         check(problem_of(recipe, query, key, value))
 
     @pytest.mark.parametrize("recipe", [recipes.train, recipes.exact_map, recipes.accurate], ids=lambda r: r.name)
