@@ -50,14 +50,11 @@ def truncated_pair(low: Float32, high: Float32) -> Uint32:
     return _ptx("cvt.rz.f16x2.f32 {$w0}, {$r1}, {$r0};", Uint32, low, high)
 
 
-def sum_clamped(a: Uint32, addend: int, top: int) -> Uint32:
+def sum_clamped(a: Uint32, addend: Uint32, top: int) -> Uint32:
     """``a + addend`` of each half as a signed integer, kept between 0 and ``top``: one instruction on Hopper."""
-    # The instructions take no immediate operands; the assembler folds the moves.
-    code = (
-        f"{{ .reg .b32 s, t, u; mov.b32 s, {addend:#x}; mov.b32 u, {top:#x}; "
-        "add.s16x2 t, {$r0}, s; min.relu.s16x2 {$w0}, t, u; }"
-    )
-    return _ptx(code, Uint32, a)
+    # The instructions take no immediate operands; the assembler folds the move.
+    code = f"{{ .reg .b32 t, u; mov.b32 u, {top:#x}; add.s16x2 t, {{$r0}}, {{$r1}}; min.relu.s16x2 {{$w0}}, t, u; }}"
+    return _ptx(code, Uint32, a, addend)
 
 
 def product_of_halves(a: Uint32, b: Uint32) -> Uint32:

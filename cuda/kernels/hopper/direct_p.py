@@ -67,6 +67,7 @@ class Constants:
       map: The code map.
       map_constants: Its numbers.
       anchor_keys: How many leading keys give the row reference; 0 for reference zero.
+      half_step: Of the scaled codes, for two, from :func:`half_step_of`.
     """
 
     log2_scale: Float32
@@ -76,6 +77,17 @@ class Constants:
     map_constants: code_maps.Constants
     map: cutlass.Constexpr[code_maps.Map]
     anchor_keys: cutlass.Constexpr[int]
+    half_step: Uint32
+
+
+def half_step_of(count: Int32) -> Uint32:
+    """Half a step of the codes.
+
+    Args:
+      count: Any number that is not negative. The assembler does not know that, and so it keeps the sum in a register;
+        a constant it would load anew for each use, by an instruction that the tensor cores slow down.
+    """
+    return Uint32(_HALF_STEP) + Uint32(count >> 31)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +199,7 @@ def _probabilities(
     factor = cutlass.max(Int32(as_bits(exponent)) + below_top, 0)
     factors = multiply_add(Uint32(factor), Uint32(1 << 26 | 1 << 10), Uint32(0))
     mapped = _mapped(block, _bias(exponent, reference, constants), constants)
-    codes = [_codes(*mapped[i : i + 2]) for i in range(0, KEYS, 2)]
+    codes = [_codes(*mapped[i : i + 2], constants.half_step) for i in range(0, KEYS, 2)]
     scaled = [product_of_halves(pair, factors) for pair in codes]
     return [bytes_of(*scaled[i : i + 2], 0x7531) for i in range(0, len(scaled), 2)], _total(codes)
 
@@ -218,9 +230,9 @@ def _mapped(block: list[Float32], bias: Float32, constants: Constants) -> list[F
     return mapped
 
 
-def _codes(low: Float32, high: Float32) -> Uint32:
+def _codes(low: Float32, high: Float32, half_step: Uint32) -> Uint32:
     """Values of the codes of two scaled results of the map, times 2**-14, in float16."""
-    return sum_clamped(truncated_pair(low, high), _HALF_STEP, _TOP) & Uint32(_CODES)
+    return sum_clamped(truncated_pair(low, high), half_step, _TOP) & Uint32(_CODES)
 
 
 def _total(pairs: list[Uint32]) -> Float32:

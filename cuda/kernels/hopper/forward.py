@@ -239,7 +239,14 @@ def forward(
         else:
             map_constants = code_maps.Constants(log2_scale, slope, intercept, constant)
             constants = direct_p.Constants(
-                log2_scale, block_offset, shift, margin, map_constants, code_map, anchor_keys
+                log2_scale,
+                block_offset,
+                shift,
+                margin,
+                map_constants,
+                code_map,
+                anchor_keys,
+                direct_p.half_step_of(num_items),
             )
         while index < num_items:
             item = work.item_of(index, _QUERY_ROWS, num_queries, query_heads, batches, section)
