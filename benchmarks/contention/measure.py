@@ -7,6 +7,7 @@ import statistics
 from benchmarks.contention.programs import (
     INSTRUCTIONS,
     MMA_THREADS,
+    OUTLASTING,
     PRODUCTS,
     STREAM,
     TENSOR_CORES,
@@ -16,6 +17,7 @@ from benchmarks.contention.programs import (
 
 _ITERATIONS = 400
 _BYTES = 4096
+_MULTIPROCESSOR_COUNT = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Driver:
         self._call("cuCtxSetCurrent", context)
         self._call("cuMemAlloc_v2", ctypes.byref(self._memory), _BYTES)
         count = ctypes.c_int()
-        self._call("cuDeviceGetAttribute", ctypes.byref(count), 16, device)
+        self._call("cuDeviceGetAttribute", ctypes.byref(count), _MULTIPROCESSOR_COUNT, device)
         self._blocks = count.value
 
     def _call(self, name: str, *arguments: object) -> None:
@@ -62,6 +64,11 @@ class Driver:
 
     def clocks(self, text: str, threads: int, runs: int) -> list[list[int]]:
         """Loads a program, warms up, and runs it.
+
+        Args:
+          text: PTX with the entry of :func:`~benchmarks.contention.programs.program`.
+          threads: Of a block; there is one on each multiprocessor.
+          runs: How often to run it.
 
         Returns:
           For each run the clocks of each warpgroup.
@@ -84,14 +91,24 @@ class Driver:
 
 
 def measure(runs: int) -> list[Measurement]:
-    """All instructions, one warp a scheduler, beside each work of the tensor cores."""
+    """All instructions, one warp a scheduler, beside each work of the tensor cores.
+
+    Args:
+      runs: Of each program.
+
+    Raises:
+      RuntimeError: If a call of the driver fails, or if the products end before the instructions.
+    """
     driver, measurements = Driver(), []
     for instruction in STREAM:
         for tensor_cores in TENSOR_CORES:
             found = driver.clocks(program(tensor_cores, instruction), MMA_THREADS + 128, runs)
             clocks = tuple(times[-1] / (_ITERATIONS * INSTRUCTIONS) for times in found)
-            # Two warpgroups share the tensor cores.
-            product = statistics.median(times[0] for times in found) / (2 * _ITERATIONS * PRODUCTS)
             is_idle = TENSOR_CORES[tensor_cores] is None
+            if not is_idle and any(min(times[:-1]) < times[-1] for times in found):
+                raise RuntimeError(f"the products ended before {instruction.name}")
+            # Two warpgroups share the tensor cores.
+            products = 2 * _ITERATIONS * OUTLASTING * PRODUCTS
+            product = statistics.median(times[0] for times in found) / products
             measurements.append(Measurement(instruction, tensor_cores, clocks, None if is_idle else product))
     return measurements

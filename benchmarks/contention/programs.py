@@ -2,7 +2,7 @@
 
 import dataclasses
 
-_CHAINS = 16  # independent values of a warp, so that latency does not count
+_CHAINS = 16  # values of a warp, each used again seven instructions later at the earliest: latency does not count
 _REPEATS = 8
 ACCUMULATORS = 64
 PRODUCTS = 8
@@ -10,6 +10,8 @@ PRODUCTS = 8
 INSTRUCTIONS = _CHAINS * _REPEATS
 """In one iteration."""
 MMA_THREADS = 256
+OUTLASTING = 3
+"""Iterations of the products for one of the instructions, so that they go on until the last instruction is done."""
 
 TENSOR_CORES: dict[str, tuple[str, str, str] | None] = {
     "idle": None,
@@ -68,6 +70,10 @@ def program(tensor_cores: str, instruction: Instruction) -> str:
 
     The first 256 threads multiply, the others repeat the instruction. The first thread of each warpgroup of the first
     block stores how many clocks it took, as uint32 at the index of the warpgroup.
+
+    Args:
+      tensor_cores: One of :data:`TENSOR_CORES`.
+      instruction: To repeat.
     """
     numbers = range(_CHAINS)
     lines = [
@@ -94,7 +100,7 @@ def program(tensor_cores: str, instruction: Instruction) -> str:
         ),
         "add.u32 %i, %i, 1; setp.lt.u32 %again, %i, %iterations; @%again bra REPEAT;",
         "mov.u64 %end, %clock64;",
-        # Of results something must depend on, or the assembler leaves the work out.
+        # Something must depend on the results, or the assembler leaves the work out.
         *(f"add.f32 %x0, %x0, %x{i}; xor.b32 %r0, %r0, %r{i};" for i in numbers[1:]),
         "mov.b32 %word, %x0; add.u32 %word, %word, %r0;",
         "STORE: sub.s64 %end, %end, %start; cvt.u32.u64 %r1, %end;",
@@ -118,6 +124,7 @@ def _multiplying(tensor_cores: str) -> list[str]:
         *(f"mov.f32 %a{i}, 0f00000000;" for i in range(ACCUMULATORS)),
         "mov.u32 %word, memory; and.b32 %word, %word, 0x3ffff; shr.u32 %word, %word, 4; or.b32 %word, %word, 65536;",
         "mov.b32 %r0, 0x40000040; mov.b64 %left, {%word, %r0}; add.u32 %word, %word, 1024;",
+        f"mul.lo.u32 %iterations, %iterations, {OUTLASTING};",
         "mov.b64 %right, {%word, %r0}; mov.u64 %start, %clock64;",
         "MULTIPLY: wgmma.fence.sync.aligned;",
         *[product] * PRODUCTS,

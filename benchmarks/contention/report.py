@@ -18,7 +18,7 @@ def markdown(measurements: list[Measurement], device: str, runs: int) -> str:
         f"# What instructions cost beside the tensor cores, on one {device}",
         "",
         "`python -m benchmarks.contention`: clocks of a scheduler for an instruction of a warp, one warp of each",
-        f"scheduler repeating it with 16 independent chains; medians and ranges of {runs} runs. Beside it two",
+        f"scheduler repeating it with 16 values in turn; medians and ranges of {runs} runs. Beside it two",
         "warpgroups keep the tensor cores at products of 64 x 128 accumulators.",
         "",
         "| instruction | SASS | " + " | ".join(f"tensor cores: {name}" for name in TENSOR_CORES) + " |",
@@ -28,7 +28,8 @@ def markdown(measurements: list[Measurement], device: str, runs: int) -> str:
         cells = [_cell(by_place[instruction.name, name]) for name in TENSOR_CORES]
         lines.append(f"| {instruction.name} | {instruction.sass} | " + " | ".join(cells) + " |")
     products = [m.product_clocks for m in measurements if m.product_clocks is not None]
-    lines += ["", f"A product took {min(products):.1f} to {max(products):.1f} clocks, of 64 at the peak rate."]
+    span = f"{min(products):.1f} to {max(products):.1f} clocks"
+    lines += ["", f"A product took {span} (64 at the peak rate), those after the last instruction included."]
     return "\n".join(lines) + "\n"
 
 

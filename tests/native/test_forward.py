@@ -125,6 +125,20 @@ class TestStep:
 
     @both_head_sizes
     @all_recipes
+    def test_a_nan_key(self, recipe, head_size):
+        """One score of every row is NaN, in a tile that is not masked."""
+        query, key, value = make_inputs(1, 70, 256, 1, 1, head_size)
+        key = np.array(key)
+        key[0, 77, 0, 5] = np.nan
+        skip_if_missing(recipe, head_size)
+        config = OperatorConfig(recipe, head_size**-0.5, False, None, implementation="cuda or reference")
+        operands = on_cpu(functools.partial(reference.quantize_operands, config), query, key, value, Visibility())
+        kernel = functools.partial(run, config, steps.forward, num_keys=256, head_size=head_size)
+        output, lse = on_gpu(kernel, operands, Visibility())
+        assert np.isnan(np.asarray(output, np.float32)).all() and np.isnan(lse).all()
+
+    @both_head_sizes
+    @all_recipes
     def test_causal(self, recipe, head_size):
         self.check(recipe, make_inputs(2, 500, 500, 4, 2, head_size), is_causal=True)
 

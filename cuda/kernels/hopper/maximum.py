@@ -16,7 +16,12 @@ Int32 = cutlass.Int32
 
 @cute.jit
 def of_rows(first: list[Float32], second: list[Float32]) -> list[Float32]:
-    """The maximum of each list, or NaN if it holds one, whose sign is not set; none of the arithmetic here sets it."""
+    """The maximum of each list, or NaN if it holds one.
+
+    Args:
+      first: Scores of a row; a NaN among them must not have its sign set. That of wgmma, 0x7FFFFFFF, has not.
+      second: Of the other row, likewise.
+    """
     bits = [[Int32(as_bits(value)) for value in row] for row in (first, second)]
     found = [_reduced(row, cutlass.max) for row in bits]
     if cute.arch.vote_any_sync((found[0] | found[1]) < 0):
