@@ -15,7 +15,7 @@ from benchmarks.contention.programs import (
     program,
 )
 
-_ITERATIONS = 400
+ITERATIONS = 400
 _BYTES = 4096
 _MULTIPROCESSOR_COUNT = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 
@@ -76,7 +76,7 @@ class Driver:
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuModuleLoadData", ctypes.byref(module), text.encode())
         self._call("cuModuleGetFunction", ctypes.byref(function), module, b"measure")
-        values = ctypes.c_uint64(self._memory.value), ctypes.c_uint32(_ITERATIONS)
+        values = ctypes.c_uint64(self._memory.value), ctypes.c_uint32(ITERATIONS)
         addresses = (ctypes.c_void_p * 2)(*(ctypes.cast(ctypes.byref(v), ctypes.c_void_p) for v in values))
         found = []
         for _ in range(runs + 1):
@@ -103,12 +103,12 @@ def measure(runs: int) -> list[Measurement]:
     for instruction in STREAM:
         for tensor_cores in TENSOR_CORES:
             found = driver.clocks(program(tensor_cores, instruction), MMA_THREADS + 128, runs)
-            clocks = tuple(times[-1] / (_ITERATIONS * INSTRUCTIONS) for times in found)
+            clocks = tuple(times[-1] / (ITERATIONS * INSTRUCTIONS) for times in found)
             is_idle = TENSOR_CORES[tensor_cores] is None
             if not is_idle and any(min(times[:-1]) < times[-1] for times in found):
                 raise RuntimeError(f"the products ended before {instruction.name}")
             # Two warpgroups share the tensor cores.
-            products = 2 * _ITERATIONS * OUTLASTING * PRODUCTS
+            products = 2 * ITERATIONS * OUTLASTING * PRODUCTS
             product = statistics.median(times[0] for times in found) / products
             measurements.append(Measurement(instruction, tensor_cores, clocks, None if is_idle else product))
     return measurements

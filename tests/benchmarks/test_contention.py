@@ -1,12 +1,14 @@
 """The programs of the contention benchmark, and its report."""
 
 import itertools
+import re
 
 import pytest
 
 from benchmarks.contention import __main__ as command
+from benchmarks.contention import measure
 from benchmarks.contention.measure import Measurement
-from benchmarks.contention.programs import INSTRUCTIONS, PRODUCTS, STREAM, TENSOR_CORES, program
+from benchmarks.contention.programs import INSTRUCTIONS, OUTLASTING, PRODUCTS, STREAM, TENSOR_CORES, program
 from benchmarks.contention.report import markdown, write_plot
 from cuda.emulator.ptx import parser
 
@@ -23,6 +25,42 @@ def test_a_program_repeats_its_instruction_beside_the_products(tensor_cores, ins
     opcode = instruction.ptx.split()[0]
     elsewhere = min(opcodes(tensor_cores, other).count(opcode) for other in STREAM)
     assert found.count(opcode) - elsewhere == INSTRUCTIONS * instruction.ptx.count(f"{opcode} ")
+
+
+class Clocks:
+    """In place of the driver: clocks that each warpgroup takes for an iteration."""
+
+    def __init__(self, products, instructions):
+        self.times = [measure.ITERATIONS * x for x in (products, products, instructions)]
+
+    def clocks(self, text, threads, runs):
+        assert threads == 128 * len(self.times)
+        return [[0, 0, self.times[-1]] if "wgmma" not in text else self.times] * runs
+
+
+def test_clocks_are_those_of_one_instruction_and_of_one_product(monkeypatch):
+    of_one_iteration = 2 * PRODUCTS * OUTLASTING * 64, INSTRUCTIONS * 5
+    monkeypatch.setattr(measure, "Driver", lambda: Clocks(*of_one_iteration))
+    found = measure.measure(2)
+    assert [(m.instruction, m.tensor_cores) for m in found] == list(itertools.product(STREAM, TENSOR_CORES))
+    assert all(m.clocks == (5.0, 5.0) for m in found)
+    assert [m.product_clocks for m in found[:3]] == [None, 64.0, 64.0]
+
+
+def test_products_must_not_end_before_the_instructions(monkeypatch):
+    monkeypatch.setattr(measure, "Driver", lambda: Clocks(1000, 1001))
+    with pytest.raises(RuntimeError, match="the products ended before float32 multiply-add"):
+        measure.measure(1)
+
+
+@pytest.mark.parametrize("tensor_cores", [name for name, work in TENSOR_CORES.items() if work])
+def test_products_have_more_iterations_than_the_instructions(tensor_cores):
+    text = program(tensor_cores, STREAM[0])
+    (longer,) = re.findall(r"mul\.lo\.u32 %iterations, %iterations, (\d+);", text)
+    assert int(longer) == OUTLASTING
+    assert text.index("mul.lo.u32 %iterations") < text.index("MULTIPLY:")
+    # At 64 clocks a product, and twice what has been seen of an instruction.
+    assert 2 * PRODUCTS * OUTLASTING * 64 > INSTRUCTIONS * 20
 
 
 def measurement(instruction, tensor_cores, clocks):

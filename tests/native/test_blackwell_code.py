@@ -1,13 +1,10 @@
 """What the assembler made of the forward for Blackwell: instructions, registers, memories."""
 
-import pathlib
 import re
-import shutil
-import subprocess
-import sys
 
 import pytest
 
+from tests.native.machine_code import of_kernels
 from tests.native.stand_in.handlers import BUILT, NO_BUILD, manifest
 
 ULTRA = "sm_103a"
@@ -22,12 +19,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def disassembler() -> str | None:
-    """Of CUDA's toolkit, or of NVIDIA's Python package."""
-    packaged = (path for entry in map(pathlib.Path, sys.path) for path in entry.glob("nvidia/*/bin/cuobjdump"))
-    return shutil.which("cuobjdump") or next(map(str, packaged), None)
-
-
 @pytest.fixture(scope="module", params=TARGETS)
 def target(request) -> str:
     return request.param
@@ -36,14 +27,7 @@ def target(request) -> str:
 @pytest.fixture(scope="module")
 def machine_code(target) -> dict[str, str]:
     """Of each forward, by name."""
-    tool = disassembler()
-    if tool is None:
-        pytest.skip("there is no cuobjdump")
-    command = [tool, "-sass", BUILT / f"kernels.{target}.cubin"]
-    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    functions = dict(part.split("\n", 1) for part in text.split("Function : ")[1:])
-    entries = {kernel["entry"]: name for name, kernel in manifest(target).items()}
-    return {entries[entry]: code for entry, code in functions.items() if entries[entry].startswith("blackwell_")}
+    return of_kernels(target, "blackwell_")
 
 
 @pytest.fixture(scope="module")

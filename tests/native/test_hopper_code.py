@@ -1,0 +1,51 @@
+"""What the assembler made of forward and backward for Hopper: what it may silently do makes them slow, not wrong."""
+
+import re
+
+import pytest
+
+from tests.native.machine_code import of_kernels
+from tests.native.stand_in.handlers import BUILT, NO_BUILD
+
+TARGET = "sm_90a"
+HALF_STEP = "0x1000100"  # of two codes, see cuda/kernels/hopper/direct_p.py
+
+pytestmark = pytest.mark.skipif(not (BUILT / f"kernels.{TARGET}.cubin").is_file(), reason=NO_BUILD)
+
+
+@pytest.fixture(scope="module")
+def forward() -> dict[str, str]:
+    return of_kernels(TARGET, "forward_")
+
+
+@pytest.fixture(scope="module")
+def backward() -> dict[str, str]:
+    kernels = of_kernels(TARGET, "backward_")
+    return {name: code for name, code in kernels.items() if count(r"[HQ]GMMA\.", code)}
+
+
+def count(opcode: str, code: str) -> int:
+    return len(re.findall(rf"\b{opcode}", code))
+
+
+def test_products_wait_for_one_another_nowhere(forward, backward):
+    """Where registers are short the assembler has every product wait, and only its note C7512 says so."""
+    assert len(forward) == 10 and len(backward) == 6
+    for name, code in forward.items():
+        steps = 12 if "h128" in name else 8
+        assert (count(r"[HQ]GMMA\.", code), count(r"WARPGROUP\.DEPBAR", code)) == (steps, 2), name
+    for name, code in backward.items():
+        assert count(r"WARPGROUP\.DEPBAR", code) < count(r"[HQ]GMMA\.", code) / 2, name
+
+
+def test_maxima_are_taken_by_threes(forward):
+    """Of 32 scores in each of two rows: fifteen of three and one of two, and as many minima."""
+    for name, code in forward.items():
+        assert count("VIMNMX3 ", code) == 2 * 2 * 15, name
+
+
+def test_codes_take_one_instruction_a_pair_and_a_constant_that_stays(forward):
+    for name, code in forward.items():
+        is_direct = not name.endswith("e4m3")
+        assert count(r"VIADDMNMX\.S16x2\.RELU ", code) == 32 * is_direct, name
+        assert count(HALF_STEP + r"\b", code) == is_direct, name
