@@ -92,7 +92,7 @@ def forward(
 
 
 def expanded_operands(config: OperatorConfig, operands: Operands) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """What key and value are expanded to on their way into Hopper's tensor cores.
+    """What key and value are expanded to on their way into Hopper's tensor cores, and a counter of work.
 
     Args:
       config: Static arguments.
@@ -100,16 +100,16 @@ def expanded_operands(config: OperatorConfig, operands: Operands) -> tuple[jax.S
 
     Returns:
       Key, float16 [B, K, S', H']; of MXFP4 values also E5M2 bytes [B, K, H', S'] and an int32 exponent of each tile,
-      [B, K, S'/128]. Nothing in a program that is not for Hopper.
+      [B, K, S'/128]; and the counter, int32 [1]. Nothing in a program that is not for Hopper.
     """
     if not native.is_for("hopper"):
         return ()
     b, k, slots, h = operands.key.shape
-    key = jax.ShapeDtypeStruct((b, k, slots, h), jnp.float16)
+    key, counter = jax.ShapeDtypeStruct((b, k, slots, h), jnp.float16), jax.ShapeDtypeStruct((1,), jnp.int32)
     if config.recipe.v_format != "mxfp4":
-        return (key,)
+        return key, counter
     value = jax.ShapeDtypeStruct((b, k, h, slots), jnp.uint8)
-    return key, value, jax.ShapeDtypeStruct((b, k, slots // KEY_TILE), jnp.int32)
+    return key, value, jax.ShapeDtypeStruct((b, k, slots // KEY_TILE), jnp.int32), counter
 
 
 def ordered_key(config: OperatorConfig, operands: Operands) -> tuple[jax.ShapeDtypeStruct, ...]:

@@ -111,9 +111,9 @@ class BackwardCall {
   void Prepare() const {
     const auto& [b, t, s, n, k, h] = sizes_;
     const int32_t num_queries = t, num_keys = s, query_heads = n, kv_heads = k;
-    void* const no_order = nullptr;
-    Launch(stream_, Kernel("expand_key"), TileGrid(k, s, b), key_codes_, key_pages_, no_order, key_values_, num_keys,
-           kv_heads);
+    void *const no_order = nullptr, *const no_counter = nullptr;
+    Launch(stream_, Kernel("expand_key"), TileGrid(k, s, b), key_codes_, key_pages_, no_order, key_values_,
+           no_counter, num_keys, kv_heads);
     Launch(stream_, Kernel("backward_prepare"), TileGrid(n, t, b), query_codes_, query_pages_, lse_, row_statistic_,
            query_values_, statistics_, query_sums_, num_queries, query_heads, lift_, correction_, factor_);
   }

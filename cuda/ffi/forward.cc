@@ -137,6 +137,7 @@ class ForwardCall {
         expanded_.value = arguments_.Result("expanded value", U8, {b, k, h, PaddedRows(s)});
         expanded_.value_exponents = arguments_.Result("exponents of the expanded value", S32, {b, k, Tiles(s)});
       }
+      expanded_.counter = arguments_.Result("items taken", S32, {1});
     }
     if (has_ordered) {
       ordered_.codes = arguments_.Result("ordered key.codes", U8, {b, k, PaddedRows(s), h / 2});

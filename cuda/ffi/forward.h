@@ -38,9 +38,9 @@ struct ForwardProblem {
   int32_t Section(int64_t head_bytes) const;
 };
 
-// Key as float16, MXFP4 value as E5M2 and an exponent for each tile.
+// Key as float16, MXFP4 value as E5M2 and an exponent for each tile; and a count of the items that have been taken.
 struct ExpandedOperands {
-  void *key = nullptr, *value = nullptr, *value_exponents = nullptr;
+  void *key = nullptr, *value = nullptr, *value_exponents = nullptr, *counter = nullptr;
 };
 
 // Key in the order of the slots.

@@ -18,7 +18,7 @@ void Expand(CUstream stream, const ForwardProblem& problem, const ExpandedOperan
   const int32_t keys = problem.sizes.num_keys, heads = problem.sizes.kv_heads;
   const std::string order = problem.is_mxfp4 ? "_by_block" : "";
   Launch(stream, problem.Kernel("expand_key") + order, grid, problem.key_codes, problem.key_pages, problem.slot_order,
-         expanded.key, keys, heads);
+         expanded.key, expanded.counter, keys, heads);
   if (!problem.is_mxfp4) return;
   Launch(stream, problem.Kernel("expand_value"), grid, problem.value, problem.value_pages, expanded.value,
          expanded.value_exponents, keys, heads);
@@ -37,11 +37,13 @@ void LaunchForwardOnHopper(CUstream stream, const ForwardProblem& problem, const
       MatrixMap(CU_TENSOR_MAP_DATA_TYPE_UINT8, problem.is_mxfp4 ? expanded.value : problem.value, b * k * h,
                 std::max(slots, kTileRows), static_cast<uint32_t>(h), kRowBytes);
   const int32_t num_queries = t, num_keys = s, query_heads = n, kv_heads = k, batches = b, num_items = items;
-  const Grid grid = {static_cast<uint32_t>(std::min<int64_t>(items, Multiprocessors())), 1, 1};
+  // Without keys nothing clears the counter, and items take no time.
+  void* const counter = s > 0 ? expanded.counter : nullptr;
+  const Grid grid = {static_cast<uint32_t>(s > 0 ? std::min<int64_t>(items, Multiprocessors()) : items), 1, 1};
   Launch(stream, problem.Kernel("forward") + "_" + problem.probabilities, grid, problem.query_codes,
          problem.query_pages, key_map, value_map, expanded.value_exponents, problem.output, problem.lse,
          limits.query_lengths, limits.key_lengths, limits.query_segments, limits.key_segments, problem.slot_order,
-         limits.key_offset, num_queries, num_keys, query_heads, kv_heads, batches, num_items,
+         limits.key_offset, counter, num_queries, num_keys, query_heads, kv_heads, batches, num_items,
          problem.Section(slots * h * 3), problem.window.left, problem.window.right, problem.log2_scale,
          problem.block_offset, problem.shift, problem.margin, problem.map.slope, problem.map.intercept,
          problem.map.constant, problem.rescale_threshold, problem.unit);

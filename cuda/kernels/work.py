@@ -30,37 +30,50 @@ class Item:
     batch: Int32
 
 
-def item_of(index: Int32, rows: int, num_queries: Int32, num_heads: Int32, batches: Int32, section: Int32) -> Item:
+def item_of(
+    index: Int32, rows: int, part: int, num_queries: Int32, num_heads: Int32, batches: Int32, section: Int32
+) -> Item:
     """The item of an index.
 
+    Rows are divided from the last one on, in units of a part, so that the item with fewer parts than the others is the
+    first of its head: if attention is causal it sees the fewest keys. These come last, after the whole items of all
+    heads.
+
     Heads come in sections that the L2 cache holds. Within one the rows that see most keys, if attention is causal, of
-    all heads come first; in every other section last, so that work goes on without a step. Thread blocks take items in
-    turn, every other time from the last block to the first: the one that had the longest item gets the shortest.
+    all heads come first; in every other section, counted from the last one, last, so that work goes on without a step.
 
     Args:
-      index: Of the item.
+      index: Of the item, from :func:`in_turn`.
       rows: Of an item.
+      part: Rows of a part; parts of an item take no time where they have no rows. :attr:`Item.first_row` may be
+        negative by whole parts.
       num_queries: Rows of a head.
       num_heads: Query heads.
       batches: Batch entries.
       section: Heads in a section.
     """
-    tiles = (num_queries + rows - 1) // rows
-    index = _there_and_back(index, num_heads * batches * tiles)
-    which, within = index // (section * tiles), index % (section * tiles)
+    num_parts = (num_queries + part - 1) // part
+    tiles, rest = num_parts * part // rows, num_parts * part % rows
+    num_sections = (num_heads * batches + section - 1) // section
+    which, within = index // (section * cutlass.max(tiles, 1)), index % (section * cutlass.max(tiles, 1))
     first_head = which * section
     heads = cutlass.min(section, num_heads * batches - first_head)
-    within = when(which % 2 == 0, within, heads * tiles - 1 - within)
-    head = first_head + within % heads
-    return Item((tiles - 1 - within // heads) * rows, head % num_heads, head // num_heads)
+    within = when((num_sections - which) % 2 == 1, within, heads * tiles - 1 - within)
+    is_whole = index < num_heads * batches * tiles
+    heads = cutlass.max(heads, 1)
+    head = when(is_whole, first_head + within % heads, index - num_heads * batches * tiles)
+    tile_of_head = when(is_whole, tiles - within // heads, Int32(0))
+    return Item(tile_of_head * rows + rest - rows, head % num_heads, head // num_heads)
 
 
-def _there_and_back(index: Int32, end: Int32) -> Int32:
-    """The indices below ``end`` with every other run of as many as there are thread blocks reversed."""
+def in_turn(index: Int32) -> Int32:
+    """What thread blocks that count on by their number take, every other time from the last block to the first.
+
+    So the one that had the longest item gets the shortest.
+    """
     blocks, _, _ = grid_dim()
     turn, place = index // blocks, index % blocks
-    length = cutlass.min(blocks, end - turn * blocks)
-    return when(turn % 2 == 0, index, turn * blocks + length - 1 - place)
+    return turn * blocks + when(turn % 2 == 0, place, blocks - 1 - place)
 
 
 @dataclasses.dataclass(frozen=True)

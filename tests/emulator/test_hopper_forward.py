@@ -114,6 +114,15 @@ def test_thread_blocks_share_the_items_in_any_way() -> None:
     assert same_bits(one, many)
 
 
+@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("num_queries", [64, 65, 128, 192, 193, 257, 321])
+def test_items_of_any_number_of_parts(num_queries: int, blocks: int) -> None:
+    """The first item of a head has the rows of one, two or three warpgroups."""
+    problem = problem_of(recipes.train, *inputs(Shape(2, num_queries, 70, 2, 1, 64)), is_causal=True, key_offset=-9)
+    (actual,) = hopper.attend(problem, blocks=blocks)
+    assert_same_as_reference(problem, actual)
+
+
 @pytest.mark.parametrize(("section", "blocks"), [(4, 1), (4, 5), (2, 44), (15, 7)])
 def test_sections_of_heads_do_not_matter(section: int, blocks: int) -> None:
     """A last section of fewer heads, a last turn of fewer items, and more thread blocks than a turn has items."""

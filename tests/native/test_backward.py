@@ -155,6 +155,7 @@ def check_backward(driver, recipe, shape, visibility=Visibility(), is_causal=Fal
         "codes": address(operands.score_key.codes),
         "pages": address(operands.score_key.scales),
         "order": 0,
+        "counter": 0,
         "values": key_values,
         "num_keys": S,
         "num_heads": K,

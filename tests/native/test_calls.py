@@ -67,19 +67,20 @@ class TestOneDevice:
     HOPPER, BLACKWELL = (9, 0), (10, 3)
     EXPANDED_KEY = "2x2x256x64xf16"
     EXPANDED_VALUE = ("2x2x64x256xui8", "2x2x2xi32")  # and the exponents of its tiles
+    ITEMS_TAKEN = "1xi32"
     ORDERED_KEY = ("2x2x256x32xui8", "2x2x2x1x512xui8")
 
     @pytest.mark.parametrize(
         ("recipe", "gpus", "memory"),
         [
-            (recipes.train, (HOPPER,), [EXPANDED_KEY]),
+            (recipes.train, (HOPPER,), [EXPANDED_KEY, ITEMS_TAKEN]),
             (recipes.train, (BLACKWELL,), []),
-            (recipes.train, (HOPPER, BLACKWELL), [EXPANDED_KEY]),
-            (recipes.square, (HOPPER,), [EXPANDED_KEY, *EXPANDED_VALUE]),
+            (recipes.train, (HOPPER, BLACKWELL), [EXPANDED_KEY, ITEMS_TAKEN]),
+            (recipes.square, (HOPPER,), [EXPANDED_KEY, *EXPANDED_VALUE, ITEMS_TAKEN]),
             (recipes.square, (BLACKWELL,), []),
-            (recipes.accurate, (HOPPER,), [EXPANDED_KEY, *EXPANDED_VALUE]),
+            (recipes.accurate, (HOPPER,), [EXPANDED_KEY, *EXPANDED_VALUE, ITEMS_TAKEN]),
             (recipes.accurate, (BLACKWELL,), [*ORDERED_KEY]),
-            (recipes.accurate, (HOPPER, BLACKWELL), [EXPANDED_KEY, *EXPANDED_VALUE, *ORDERED_KEY]),
+            (recipes.accurate, (HOPPER, BLACKWELL), [EXPANDED_KEY, *EXPANDED_VALUE, ITEMS_TAKEN, *ORDERED_KEY]),
         ],
         ids=lambda x: getattr(x, "name", str(x)),
     )
@@ -230,7 +231,7 @@ class TestMeshes:
         with jax_fp4attn.cross_compile((9, 0)):
             jaxpr = jax.make_jaxpr(mapped)(*self.operands(mesh, specs))
         found = {equation.params.get("target_name"): equation.outvars for equation in equations(jaxpr.jaxpr)}
-        for step, count in (("forward", 5 if recipe is recipes.square else 3), ("backward", 7)):
+        for step, count in (("forward", 6 if recipe is recipes.square else 4), ("backward", 7)):
             results = found[f"jax_fp4attn_{step}_v1"]
             kind = "manual_axis_type" if hasattr(results[0].aval, "manual_axis_type") else "vma"
             axes = {getattr(result.aval, kind) for result in results}

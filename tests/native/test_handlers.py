@@ -340,13 +340,13 @@ def check_forward(driver, expected, shape, visibility=Visibility(), is_causal=Fa
 
     slots, key_grid = math.ceil(S / 128) * 128, (K, math.ceil(S / 128), B)
     *expansions, attention = driver.launches()
-    key_values = expansions[0].parameters["values"]
+    key_values, counter = (expansions[0].parameters[name] for name in ("values", "counter"))
     codes, pages = address(operands.key.codes), address(operands.key.scales)
     sizes = {"num_keys": S, "num_heads": K}
-    parameters = {"codes": codes, "pages": pages, "order": address(order), "values": key_values}
+    parameters = {"codes": codes, "pages": pages, "order": address(order), "values": key_values, "counter": counter}
     by_block = "_by_block" if recipe.p_format == "mxfp4" else ""
     launches = [Launch(f"expand_key_h{H}{by_block}", key_grid, parameters | sizes)]
-    workspace = [key_values]
+    workspace = [key_values, counter]
     value, value_exponents = operands.value, 0
     if recipe.v_format == "mxfp4":
         codes, pages = address(value.codes), address(value.scales)
@@ -379,6 +379,7 @@ def check_forward(driver, expected, shape, visibility=Visibility(), is_causal=Fa
         "key_segments": address(segments.key_value),
         "order": address(order),
         "key_offset": address(visibility.key_offset),
+        "counter": counter,
         "num_queries": T,
         "num_keys": S,
         "query_heads": N,
@@ -589,8 +590,8 @@ class TestForwardOnBlackwell:
     def test_heads_that_the_cache_holds_together(self, shared, driver, recipe, shape, section):
         driver.pretend(BLACKWELL, BLACKWELL_DEVICE)
         call = forward_call(recipe, shape).having(is_causal=True, has_expanded_operands=False)
-        names = [name for name in call.results if "expanded" not in name]
-        call._replace(results={name: call.results[name] for name in names}).run(shared)
+        results = {name: call.results[name] for name in ("output", "lse")}
+        call._replace(results=results).run(shared)
         (launch,) = driver.launches()
         assert launch.parameters["section"] == section
 
@@ -704,6 +705,7 @@ def forward_call(recipe=recipes.train, shape=Shape(2, 129, 127, 4, 2, 64), *, re
         results |= {"expanded value": (U8, B, K, H, 128 * tiles), "exponents of the expanded value": (S32, B, K, tiles)}
     else:
         operands |= {"value": (U8, B, K, H, 128 * tiles)}
+    results |= {"items taken": (S32, 1)}
     if restricted:
         operands |= {"query_lengths": (S32, B), "key_lengths": (S32, B)}
         operands |= {"segment_ids.query": (S32, B, T), "segment_ids.key_value": (S32, B, S), "key_offset": (S32,)}
@@ -736,6 +738,15 @@ all_calls = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_calls_that_the_tests_below_spoil_are_right(shared, driver, call):
     call.run(shared)
     assert len(driver.launches()) == (1 if call.step == "row_operands" else 3)
+
+
+@pytest.mark.parametrize("T", [64, 129, 8000])
+def test_without_keys_each_thread_block_has_one_item(shared, driver, T):
+    """Nobody clears a counter then."""
+    forward_call(shape=Shape(2, T, 0, 4, 2, 64)).run(shared)
+    (launch,) = driver.launches()
+    assert launch.parameters["counter"] == 0
+    assert launch.grid == (2 * 4 * math.ceil(T / 192), 1, 1)
 
 
 @pytest.mark.parametrize(

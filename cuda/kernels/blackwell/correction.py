@@ -3,7 +3,7 @@
 import cutlass
 import cutlass.cute as cute
 from cutlass.cute.arch import lane_idx
-from kernels import tile
+from kernels import tile, work
 from kernels.blackwell import packed, schedule, tensor_memory
 from kernels.blackwell.barriers import Barrier, arrive, wait_until_there
 from kernels.blackwell.memory import Memory
@@ -50,7 +50,7 @@ def run(
     """
     before = schedule.at_first()
     lanes = tensor + tensor_memory.lanes_of_warp(warp)
-    while index < num_items:
+    while work.in_turn(index) < num_items:
         job = plan.job(index)
         if cutlass.const_expr(rescales):
             for j in cutlass.range(job.num_tiles):

@@ -2,7 +2,7 @@
 
 import cutlass
 import cutlass.cute as cute
-from kernels import ring
+from kernels import ring, work
 from kernels.blackwell import products, schedule
 from kernels.blackwell.barriers import Barrier, at, wait_until_free, wait_until_there
 from kernels.blackwell.memory import Memory, place_in_ring
@@ -36,7 +36,7 @@ def run(
       rescales: Whether the correction rescales the output before each tile.
     """
     before = schedule.at_first()
-    while index < num_items:
+    while work.in_turn(index) < num_items:
         job = plan.job(index)
         for j in cutlass.range(when(job.num_tiles > 0, job.num_tiles + 1, Int32(0))):
             key_tile = job.first_tile + j

@@ -43,7 +43,7 @@ def run(
       num_items: End of the items.
     """
     before = schedule.at_first()
-    while index < num_items:
+    while work.in_turn(index) < num_items:
         job = plan.job(index)
         head, kv_head = plan.head_index(job.item), plan.kv_head_index(job.item)
         for j in cutlass.range(job.num_tiles):

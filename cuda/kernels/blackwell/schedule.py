@@ -36,8 +36,16 @@ class Schedule:
     window_right: Int32
 
     def job(self, index: Int32) -> "Job":
-        """The item of an index."""
-        item = work.item_of(index, ITEM_ROWS, self.num_queries, self.query_heads, self.batches, self.section)
+        """The item that a thread block takes with an index."""
+        item = work.item_of(
+            work.in_turn(index),
+            ITEM_ROWS,
+            ITEM_ROWS,
+            self.num_queries,
+            self.query_heads,
+            self.batches,
+            self.section,
+        )
         row_limit = work.row_limit_of(item, self.num_queries, self.query_lengths)
         ranges = [self._range(item, row_limit, stage * tile.ROWS) for stage in range(STAGES)]
         sees = [keys.num_tiles > 0 for keys in ranges]

@@ -58,7 +58,7 @@ def run(
     """
     before = schedule.at_first()
     columns = tensor + tensor_memory.lanes_of_warp(warp) + (SCORES[0].first + stage * STAGE_COLUMNS)
-    while index < num_items:
+    while work.in_turn(index) < num_items:
         job = plan.job(index)
         keys = job.range_of(stage)
         seen = _view_of(plan, job, keys, stage, warp, query_segments, key_segments)

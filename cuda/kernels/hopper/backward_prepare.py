@@ -6,7 +6,7 @@ from cutlass.cute.arch import block_idx, thread_idx
 from kernels import tile
 from kernels.hopper.backward_queries import QUERIES
 from kernels.hopper.key_order import key_of_row
-from kernels.hopper.nvfp4_values import values_of_block
+from kernels.hopper.nvfp4_values import factor_of, values_of_word
 from kernels.words import Float32, Uint32, as_float, load_if, view, when
 
 Int32, Int64, Boolean, Pointer, Constexpr = (
@@ -17,7 +17,7 @@ Int32, Int64, Boolean, Pointer, Constexpr = (
     cutlass.Constexpr,
 )
 
-_CHANNELS = 16  # of a block
+_CHANNELS = 8  # of a word of codes; a block has two
 _LOG2_E = 1.4426950408889634
 _INFINITY = 0x7F800000
 
@@ -33,21 +33,22 @@ def contributes(lse: Pointer, there: Boolean, index: Int64) -> Boolean:
     return there & ((load_if(there, lse + index, 1)[0] & 0x7FFFFFFF) != _INFINITY)
 
 
-def _expand_block(
+def _expand_word(
     codes: Pointer,
     pages: Pointer,
     there: Boolean,
     row: Int64,
     page_row: Int32,
     page: Int64,
-    block: Int32,
+    word: Int32,
     head_size: int,
 ) -> list[Uint32]:
-    """Eight pairs of float16, zero for a row that does not count."""
-    words = load_if(there, codes + (row * (head_size // 8) + block * 2), 2)
+    """Four pairs of float16, zero for a row that does not count."""
+    (loaded,) = load_if(there, codes + (row * (head_size // _CHANNELS) + word), 1)
+    block = word // 2
     place = (page + block // 4) * 128 + page_row % 32 * 4 + page_row // 32
     scale = load_if(there, pages + place, 1)[0] >> (block % 4 * 8) & 0xFF
-    return values_of_block(words, scale)
+    return values_of_word(loaded, factor_of(scale))
 
 
 @cute.jit
@@ -119,19 +120,19 @@ def backward_prepare(
     tiles = (num_rows + tile.ROWS - 1) // tile.ROWS
     head = Int64(batch) * num_heads + head_index
     codes, pages, lse, values = (view(pointer, Uint32) for pointer in (query_codes, query_pages, lse, values))
-    blocks, threads = head_size // _CHANNELS, 2 * head_size
+    words, threads = head_size // _CHANNELS, 2 * head_size
     padded_row = head * tiles * tile.ROWS + row_tile * tile.ROWS
-    for step in cutlass.range_constexpr(tile.ROWS * blocks // threads):
+    page = (head * tiles + row_tile) * (head_size // 64)
+    # A warp writes without gaps: a thread has only as many channels as it can store at once.
+    for step in cutlass.range_constexpr(tile.ROWS * words // threads):
         index = step * threads + thread
-        slot, block = index // blocks, index % blocks
+        slot, word = index // words, index % words
         row_of_tile = key_of_row(slot)
         row = row_tile * tile.ROWS + row_of_tile
         counts = contributes(lse, row < num_rows, head * num_rows + row)
-        page = (head * tiles + row_tile) * (head_size // 64)
-        pairs = _expand_block(codes, pages, counts, head * num_rows + row, row_of_tile, page, block, head_size)
-        target = values + ((padded_row + slot) * (head_size // 2) + block * 8)
-        for start in cutlass.range_constexpr(0, 8, 4):
-            (target + start).store(cutlass.Vector.from_elements(pairs[start : start + 4], Uint32), alignment=16)
+        pairs = _expand_word(codes, pages, counts, head * num_rows + row, row_of_tile, page, word, head_size)
+        target = values + ((padded_row + slot) * (head_size // 2) + word * 4)
+        target.store(cutlass.Vector.from_elements(pairs, Uint32), alignment=16)
     _store_statistics(
         view(statistics, Float32),
         lse,

@@ -7,12 +7,12 @@ from types import ModuleType
 
 import cutlass
 import cutlass.cute as cute
-from cutlass.cute.arch import block_idx, grid_dim, thread_idx, warp_idx
+from cutlass.cute.arch import block_idx, thread_idx, warp_idx
 from cutlass.experimental import cuda, primitives
 from kernels import code_maps, ring, shared, tile, work
-from kernels.hopper import direct_p, epilogue, online_softmax, query_tile, visibility, warpgroup
+from kernels.hopper import direct_p, epilogue, items, online_softmax, query_tile, visibility, warpgroup
 from kernels.instructions import fused
-from kernels.words import Float32, Uint8, Uint32, view
+from kernels.words import Float32, Uint8, Uint32, view, when
 
 Int32, Int64, Boolean, Pointer, Constexpr = (
     cutlass.Int32,
@@ -29,6 +29,12 @@ THREADS = 128 * (_CONSUMERS + 1)
 _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 24, 160
 _STAGES = 3
 _QUERY_BARRIER = 1  # and the next two: the query rows of a consumer are there, or are no longer read
+
+
+def _first_row_of(job: items.Job, consumer: Int32, num_queries: Int32) -> Int32:
+    """The first row of a warpgroup, or one behind the last if the item has no rows for it."""
+    row = job.first_row + consumer * warpgroup.ROWS
+    return when(row < 0, num_queries, row)
 
 
 @cute.jit
@@ -120,6 +126,7 @@ def forward(
     key_segments: Pointer,
     order: Pointer,
     key_offset: Pointer,
+    counter: Pointer,
     num_queries: Int32,
     num_keys: Int32,
     query_heads: Int32,
@@ -158,6 +165,7 @@ def forward(
       key_segments: int32 [B, S] or null.
       order: int32 [S], the key in each slot, or null.
       key_offset: int32 [], position of key 0 minus that of query 0, or null.
+      counter: int32 [], zero, see :func:`items.next_index`; null if every thread block has one item.
       num_queries: T.
       num_keys: S.
       query_heads: N.
@@ -184,28 +192,43 @@ def forward(
     query_memory = view(shared.words(_CONSUMERS * query_bytes // 4, 1024).data_ptr(), Uint8)
     key_bytes, value_bytes = head_size // 64 * tile.ROWS * warpgroup.SWIZZLE_BYTES, head_size * warpgroup.SWIZZLE_BYTES
     key_ring, value_ring = ring.allocate((_STAGES, key_bytes), (_STAGES, value_bytes))
+    handover = items.allocate()
     thread, _, _ = thread_idx()
     warp = cute.arch.make_warp_uniform(warp_idx())
     if thread == 0:
+        handover.initialize(4 * _CONSUMERS)
         key_ring.initialize(4 * _CONSUMERS)
         value_ring.initialize(4 * _CONSUMERS)
     primitives.fence_mbarrier_init()
     primitives.barrier_cta_sync(0)
-    index, _, _ = block_idx()
-    step, _, _ = grid_dim()
     key_tiles = (num_keys + tile.ROWS - 1) // tile.ROWS
 
     if warp < 4:
         primitives.setmaxregister(_PRODUCER_REGISTERS, "decrease")
         if thread == 0:
-            place = ring.Place(Int32(0), Int32(1))
+            place, item_place = (ring.Place(Int32(0), Int32(1)) for _ in range(2))
+            index, _, _ = block_idx()
+            counter = view(counter, Int32)
             while index < num_items:
-                item = work.item_of(index, _QUERY_ROWS, num_queries, query_heads, batches, section)
+                item = work.item_of(index, _QUERY_ROWS, warpgroup.ROWS, num_queries, query_heads, batches, section)
+                index = items.next_index(counter, index, num_items)
                 row_limit = work.row_limit_of(item, num_queries, query_lengths)
                 keys = work.range_of(
                     item, _QUERY_ROWS, row_limit, num_keys, key_lengths, order, key_offset, window_left, window_right
                 )
                 kv_head = item.batch * kv_heads + item.head // (query_heads // kv_heads)
+                job = items.Job(
+                    item.first_row,
+                    item.head,
+                    item.batch,
+                    kv_head,
+                    row_limit,
+                    keys.key_limit,
+                    keys.offset,
+                    keys.first_tile,
+                    keys.num_tiles,
+                )
+                item_place = items.give(handover, item_place, job)
                 for j in cutlass.range(keys.num_tiles):
                     key_tile = keys.first_tile + j
                     row = (kv_head * key_tiles + key_tile) * tile.ROWS
@@ -227,7 +250,7 @@ def forward(
                         full,
                     )
                     place = ring.following(place, _STAGES)
-                index += step
+            items.give(handover, item_place, items.end())
     else:
         primitives.setmaxregister(_CONSUMER_REGISTERS, "increase")
         consumer = warp // 4 - 1
@@ -248,15 +271,11 @@ def forward(
                 anchor_keys,
                 direct_p.half_step_of(num_items),
             )
-        while index < num_items:
-            item = work.item_of(index, _QUERY_ROWS, num_queries, query_heads, batches, section)
-            row_limit = work.row_limit_of(item, num_queries, query_lengths)
-            keys = work.range_of(
-                item, _QUERY_ROWS, row_limit, num_keys, key_lengths, order, key_offset, window_left, window_right
-            )
-            kv_head = item.batch * kv_heads + item.head // (query_heads // kv_heads)
-            head_index = Int64(item.batch) * query_heads + item.head
-            first_row = item.first_row + consumer * warpgroup.ROWS
+        item_place = ring.Place(Int32(0), Int32(0))
+        job = items.take(handover, item_place)
+        while items.is_item(job):
+            head_index = Int64(job.batch) * query_heads + job.head
+            first_row = _first_row_of(job, consumer, num_queries)
             primitives.barrier_cta_sync(barrier_id=_QUERY_BARRIER + consumer, thread_count=128)
             query_tile.load(
                 view(query_codes, Uint32),
@@ -270,23 +289,23 @@ def forward(
             primitives.barrier_cta_sync(barrier_id=_QUERY_BARRIER + consumer, thread_count=128)
             seen = visibility.with_whole_tiles(
                 visibility.View(
-                    keys,
+                    job.keys,
                     first_row,
                     window_left,
                     window_right,
-                    _of_batch(query_segments, item.batch, num_queries),
-                    _of_batch(key_segments, item.batch, num_keys),
+                    _of_batch(query_segments, job.batch, num_queries),
+                    _of_batch(key_segments, job.batch, num_keys),
                     order,
                     num_queries,
                     num_keys,
                     [Int32(0), Int32(0)],
                 )
             )
-            first_tile, end_tile = visibility.tiles_seen(seen)
-            first_exponent = kv_head * key_tiles
+            first_tile, end_tile = visibility.tiles_seen(seen, job.row_limit)
+            first_exponent = job.kv_index * key_tiles
             o = [Float32(0.0) for _ in range(head_size // 2)]
             state = _softmax(code_map).before_any_tile()
-            for _ in cutlass.range(first_tile - keys.first_tile):
+            for _ in cutlass.range(first_tile - job.first_tile):
                 place = _skip(key_ring, value_ring, place)
             for key_tile in cutlass.range(first_tile, end_tile):
                 s = warpgroup.wait(0, _scores(a, key_ring, place, head_size))
@@ -300,15 +319,18 @@ def forward(
                 _release(value_ring, place)
                 o = _accumulated(o, t, factors, code_map)
                 place = ring.following(place, _STAGES)
-            for _ in cutlass.range(keys.first_tile + keys.num_tiles - end_tile):
+            for _ in cutlass.range(job.first_tile + job.num_tiles - end_tile):
                 place = _skip(key_ring, value_ring, place)
             rows = seen.rows()
             totals = [epilogue.sum_over_four(total) for total in state.total]
-            sees = [(row < row_limit) & (segment > 0) for row, segment in zip(rows, seen.segments(rows), strict=True)]
+            sees = [
+                (row < job.row_limit) & (segment > 0) for row, segment in zip(rows, seen.segments(rows), strict=True)
+            ]
             factors, logs = _softmax(code_map).normalize(state, totals, sees, constants)
             epilogue.store_output(
-                view(output, Uint32), o, factors, rows, num_queries, query_heads, item.head, item.batch, head_size
+                view(output, Uint32), o, factors, rows, num_queries, query_heads, job.head, job.batch, head_size
             )
             for row in cutlass.range_constexpr(2):
                 epilogue.store_lse(view(lse, Float32), logs[row], rows[row], num_queries, head_index)
-            index += step
+            item_place = ring.following(item_place, items.STAGES)
+            job = items.take(handover, item_place)

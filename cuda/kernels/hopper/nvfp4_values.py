@@ -22,22 +22,25 @@ def _pair(high_bytes: Uint32, codes: Uint32, selector: int) -> Uint32:
     return magnitudes | (codes << 12 & 0x8000) | (codes << 24 & Uint32(0x80000000))
 
 
-def values_of_block(words: list[Uint32], scale: Uint32) -> list[Uint32]:
-    """Values of 16 channels.
+def factor_of(scale: Uint32) -> Uint32:
+    """The value of a block's E4M3 byte, twice."""
+    return halves_of_e4m3(multiply_add(scale, Uint32(0x101), Uint32(0)))
+
+
+def values_of_word(word: Uint32, factor: Uint32) -> list[Uint32]:
+    """Values of eight channels.
 
     Args:
-      words: Two words of codes.
-      scale: E4M3 byte of the block.
+      word: Their codes.
+      factor: Of their block, from :func:`factor_of`.
 
     Returns:
-      Eight pairs of float16.
+      Four pairs of float16.
     """
-    factor = halves_of_e4m3(multiply_add(scale, Uint32(0x101), Uint32(0)))
     values = []
-    for word in words:
-        for half in (0, 16):
-            codes = word >> half
-            high_bytes = _high_bytes(codes)
-            values.append(product_of_halves(_pair(high_bytes, codes, 0x1404), factor))
-            values.append(product_of_halves(_pair(high_bytes, codes >> 8, 0x3424), factor))
+    for half in (0, 16):
+        codes = word >> half
+        high_bytes = _high_bytes(codes)
+        values.append(product_of_halves(_pair(high_bytes, codes, 0x1404), factor))
+        values.append(product_of_halves(_pair(high_bytes, codes >> 8, 0x3424), factor))
     return values

@@ -5,7 +5,7 @@ import cutlass.cute as cute
 from cutlass.cute.arch import thread_idx
 from kernels import tile
 from kernels.hopper import warpgroup
-from kernels.hopper.nvfp4_values import values_of_block
+from kernels.hopper.nvfp4_values import factor_of, values_of_word
 from kernels.words import Uint32, load_if, view
 
 Int32, Int64, Pointer = cutlass.Int32, cutlass.Int64, cutlass.Pointer
@@ -41,11 +41,11 @@ def load(
     scales = load_if(valid, pages + (page * 128 + query % 32 * 4 + query % tile.ROWS // 32), 1)[0]
     scales = scales >> (first_block % 4 * 8)
     for i in range(blocks):
-        pairs = values_of_block(words[2 * i : 2 * i + 2], scales >> (8 * i) & 0xFF)
+        factor = factor_of(scales >> (8 * i) & 0xFF)
         for half in (0, 1):
             channel = (first_block + i) * 16 + half * 8
             chunk = channel % 64 // 8 ^ row % 8
             place = channel // 64 * (warpgroup.ROWS * warpgroup.SWIZZLE_BYTES) + row * warpgroup.SWIZZLE_BYTES
-            part_of_row = cutlass.Vector.from_elements(pairs[4 * half : 4 * half + 4], Uint32)
+            part_of_row = cutlass.Vector.from_elements(values_of_word(words[2 * i + half], factor), Uint32)
             view(target + (place + chunk * _CHUNK), Uint32).store(part_of_row, alignment=16)
     cute.arch.fence_view_async_shared()

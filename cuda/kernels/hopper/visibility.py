@@ -140,15 +140,21 @@ def _where(bits: list[Uint32], scores: list[Float32], has: KeyOrder) -> list[Flo
     return masked
 
 
-def tiles_seen(seen: View) -> list[Int32]:
-    """The tiles of which some row sees some key, by its interval: from the first number to before the second."""
+def tiles_seen(seen: View, row_limit: Int32) -> list[Int32]:
+    """The tiles of which some row sees some key, by its interval: from the first number to before the second.
+
+    Args:
+      seen: The rows.
+      row_limit: Rows from here on see nothing.
+    """
     before, behind = seen.first_row - seen.window_left, seen.first_row + (warpgroup.ROWS - 1) + seen.window_right
     first_tile, end_tile = seen.keys.first_tile, seen.keys.first_tile + seen.keys.num_tiles
     in_order = seen.order.toint() == 0
     first = when(in_order, _tile_of(before - seen.keys.offset), first_tile)
     end = when(in_order, _tile_of(behind - seen.keys.offset) + 1, end_tile)
     first = cutlass.min(cutlass.max(first, first_tile), end_tile)
-    return [first, cutlass.max(cutlass.min(end, end_tile), first)]
+    end = when(seen.first_row < row_limit, cutlass.min(end, end_tile), first)
+    return [first, cutlass.max(end, first)]
 
 
 def with_whole_tiles(seen: View) -> View:

@@ -227,6 +227,7 @@ def expanded_key(problem: Problem) -> np.ndarray:
         "pages": np.asarray(problem.operands.score_key.scales),
         "order": None,
         "values": _unwritten((B * K * _padded(S), H), np.float16),
+        "counter": None,
         "num_keys": S,
         "num_heads": K,
     }

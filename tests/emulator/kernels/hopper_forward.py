@@ -44,11 +44,13 @@ def expanded_key(problem: Problem) -> np.ndarray:
         "pages": np.asarray(problem.operands.key.scales),
         "order": order_of(problem),
         "values": Output(np.zeros((B * K * slots, H), np.float16)),
+        "counter": Output(np.full(1, 7, np.int32)),
         "num_keys": problem.num_keys,
         "num_heads": K,
     }
     order = "_by_block" if is_by_block(problem) else ""
     (arrays,) = launch(f"expand_key_h{H}{order}", (K, slots // TILE, B), values)
+    assert arrays["counter"] == 0
     return arrays["values"].reshape(B, K, slots, H)
 
 
@@ -100,6 +102,7 @@ def attend(
         "key_map": expanded_key(problem).reshape(-1, H),
         "value_map": value.reshape(B * K * H, -1),
         "value_exponents": exponents,
+        "counter": np.zeros(1, np.int32),
         **common_values(problem, items),
     }
     if section is not None:

@@ -1,0 +1,147 @@
+"""How the items of work reach the warpgroups of a thread block, whichever of them is free first.
+
+A thread block begins with the item of its own number. Then its producer takes the next one that no block has taken from
+a counter in global memory, works out what it is, and hands it on through shared memory, one item ahead of those that
+compute: a division is dear beside the tensor cores.
+
+| barrier | arrives | completes when |
+|---|---|---|
+| full | the producer's thread | an item, or the end, has been written |
+| empty | one lane of each consumer warp | all of them have read it |
+
+Who computes an item makes no difference to its results.
+"""
+
+import dataclasses
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.arch import grid_dim
+from cutlass.experimental import primitives
+from kernels import ring, shared, work
+from kernels.words import Uint32, view
+
+Int32, Int64, Pointer = cutlass.Int32, cutlass.Int64, cutlass.Pointer
+
+STAGES = 2
+_WORDS = 12
+_END = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What the consumers need to know of an item.
+
+    Attributes:
+      first_row: Of the item; negative by whole parts.
+      head: Query head.
+      batch: Batch entry.
+      kv_index: Of batch entry and key/value head.
+      row_limit: Rows from here on see nothing.
+      key_limit: Keys from here on are seen by nobody.
+      offset: Position of key 0 minus that of query 0.
+      first_tile: First key tile.
+      num_tiles: Key tiles.
+    """
+
+    first_row: Int32
+    head: Int32
+    batch: Int32
+    kv_index: Int32
+    row_limit: Int32
+    key_limit: Int32
+    offset: Int32
+    first_tile: Int32
+    num_tiles: Int32
+
+    @property
+    def keys(self) -> work.Range:
+        """Key tiles of the item."""
+        return work.Range(self.key_limit, self.offset, self.first_tile, self.num_tiles)
+
+
+@dataclasses.dataclass(frozen=True)
+class Handover:
+    """Where the producer leaves items.
+
+    Attributes:
+      memory: int32 [stages, words].
+      barriers: The full ones, then the empty ones.
+    """
+
+    memory: Pointer
+    barriers: Pointer
+
+    def full(self, stage: Int32) -> Pointer:
+        """Completes when the stage has been written."""
+        return self.barriers + stage
+
+    def empty(self, stage: Int32) -> Pointer:
+        """Completes when the stage has been read."""
+        return self.barriers + (stage + STAGES)
+
+    def initialize(self, consumer_warps: int) -> None:
+        """By one thread, before anything waits."""
+        for stage in range(STAGES):
+            primitives.mbarrier_init(self.full(Int32(stage)), 1)
+            primitives.mbarrier_init(self.empty(Int32(stage)), consumer_warps)
+
+
+def allocate() -> Handover:
+    """Shared memory for it."""
+    memory, barriers = shared.words(STAGES * _WORDS), shared.words(4 * STAGES)
+    return Handover(view(memory.data_ptr(), Int32), view(barriers.data_ptr(), Int64))
+
+
+@cute.jit
+def next_index(counter: Pointer, index: Int32, num_items: Int32) -> Int32:
+    """The next item of this thread block, or one from ``num_items`` on.
+
+    Args:
+      counter: int32 [], items taken besides the first one of each block; null if each block has one item.
+      index: The last one.
+      num_items: Items there are.
+    """
+    index = num_items
+    if counter.toint() != 0:
+        blocks, _, _ = grid_dim()
+        taken = primitives.inline_ptx(
+            "atom.relaxed.gpu.global.add.u32 {$w0}, [{$r0}], 1;", write_only_types=[Uint32], read_only_args=[counter]
+        )
+        index = blocks + Int32(taken)
+    return index
+
+
+@cute.jit
+def give(handover: Handover, place: ring.Place, job: Job) -> ring.Place:
+    """Hands an item to the consumers, by the producer's thread."""
+    fields = [getattr(job, field.name) for field in dataclasses.fields(Job)]
+    words = [Uint32(field) for field in fields] + [Uint32(0)] * (_WORDS - len(fields))
+    ring.wait(handover.empty(place.stage), place.parity)
+    target = view(handover.memory + place.stage * _WORDS, Uint32)
+    for start in cutlass.range_constexpr(0, _WORDS, 4):
+        (target + start).store(cutlass.Vector.from_elements(words[start : start + 4], Uint32), alignment=16)
+    primitives.mbarrier_arrive(handover.full(place.stage))
+    return ring.following(place, STAGES)
+
+
+def end() -> Job:
+    """Stands behind the last item."""
+    return Job(*(Int32(_END) for _ in dataclasses.fields(Job)))
+
+
+@cute.jit
+def take(handover: Handover, place: ring.Place) -> Job:
+    """The next item, for a warp; :func:`is_item` tells whether it is one."""
+    ring.wait(handover.full(place.stage), place.parity)
+    source = handover.memory + place.stage * _WORDS
+    words = [(source + start).load(count=4, alignment=16)[i] for start in range(0, _WORDS, 4) for i in range(4)]
+    primitives.bar_warp_sync(0xFFFFFFFF)
+    with cute.arch.elect_one():
+        primitives.mbarrier_arrive(handover.empty(place.stage))
+    return Job(*(cute.arch.make_warp_uniform(word) for word in words[: len(dataclasses.fields(Job))]))
+
+
+def is_item(job: Job) -> cutlass.Boolean:
+    """Whether there is an item."""
+    return job.head != _END
