@@ -23,6 +23,8 @@ constexpr auto kF16Map = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
 constexpr auto kU8Map = CU_TENSOR_MAP_DATA_TYPE_UINT8;
 constexpr int64_t kStepRows = 64;  // queries, or keys, of one step of the loops; see cuda/kernels/hopper/backward*.py
 constexpr uint32_t kHalfRow = 64, kRow = 128;  // bytes of a box
+constexpr int64_t kQueryBytes = 9;  // of a channel: float16 and E4M3 of the query, E5M2 dO twice, float32 dQ
+constexpr int64_t kSectionBytes = 40 << 20;  // of queries that the L2 cache keeps
 constexpr double kLog2E = 1.4426950408889634;
 
 struct Sizes {
@@ -127,11 +129,13 @@ class BackwardCall {
     const CUtensorMap gradient_columns_map = Columns(gradient_columns_, b * n * h, rows, kHalfRow);
     const CUtensorMap key_columns_map = Columns(key_columns_, b * k * h, PaddedRows(s), kRow);
     const int32_t num_queries = t, num_keys = s, query_heads = n, kv_heads = k;
-    Launch(stream_, Kernel("backward") + (ordered_ ? "_ordered" : ""), TileGrid(k, s, b), query_map, key_map, value_map,
+    const int32_t section = std::clamp<int64_t>(kSectionBytes / (n / k * rows * h * kQueryBytes), 1, k);
+    const Grid grid = {static_cast<uint32_t>(k * Tiles(s)), static_cast<uint32_t>(b), 1};
+    Launch(stream_, Kernel("backward") + (ordered_ ? "_ordered" : ""), grid, query_map, key_map, value_map,
            gradient_map, query_columns_map, gradient_columns_map, key_columns_map, statistics_, gradient_scale_,
            query_sums_, key_gradient_, value_gradient_, limits_.query_lengths, limits_.key_lengths,
            limits_.query_segments, limits_.key_segments, limits_.key_offset, num_queries, num_keys, query_heads,
-           kv_heads, window_.left, window_.right, log2_scale_, lift_, factor_, unit_);
+           kv_heads, section, window_.left, window_.right, log2_scale_, lift_, factor_, unit_);
   }
 
   void FinishQueries() const {

@@ -182,6 +182,7 @@ def check_backward(driver, recipe, shape, visibility=Visibility(), is_causal=Fal
         "query_sums": query_sums,
         "key_gradient": address(gradients[1]),
         "value_gradient": address(gradients[2]),
+        "section": min(max(40 * 2**20 // (N // K * query_rows * H * 9), 1), K),
     }
     of_queries = {
         **row_maps(128, 64),
@@ -207,7 +208,7 @@ def check_backward(driver, recipe, shape, visibility=Visibility(), is_causal=Fal
     assert launches == [
         Launch(f"expand_key_h{H}", (K, key_tiles, B), expansion),
         Launch(f"backward_prepare_h{H}", (N, query_tiles, B), preparation),
-        Launch(f"backward_h{H}" + "_ordered" * ordered, (K, key_tiles, B), common | of_keys),
+        Launch(f"backward_h{H}" + "_ordered" * ordered, (K * key_tiles, B, 1), common | of_keys),
         last,
     ]
 

@@ -14,9 +14,10 @@ Rows of key and value are in the order of :func:`kernels.hopper.key_order.key_of
 neighbouring keys; rows of query and output gradient are, so that it has four neighbouring queries of each 16.
 Products of 8-bit floats keep 13 bits behind the leading one, so each tile's is added in float32.
 
-dK and dQ of a tile are computed one step later, so that the tensor cores have work while the next tile's scores become
-probabilities; dV of the tile itself is computed while its gradients become those of the scores. So the first step has
-products of zeros, and the last ones follow the loop.
+While the scores of a tile become probabilities, dP is computed; while the gradients of scores go to shared memory, dV.
+dQ is that of the tile before, whose gradients of scores both warpgroups have written by then: the first step has a
+product of zeros, and the last one follows the loop. Registers are what there is least of: no product but dQ is under
+way while the next one's operands are made, and each of them adds to its sums at once.
 """
 
 import cutlass
@@ -35,7 +36,7 @@ from kernels.hopper import (
     warpgroup,
 )
 from kernels.hopper import backward_ring as steps
-from kernels.hopper.backward_memory import PART, SCORE_BYTES, STATISTICS
+from kernels.hopper.backward_memory import SCORE_BYTES, STATISTICS
 from kernels.hopper.backward_queries import QUERIES
 from kernels.words import Float32, Uint32, view
 
@@ -46,6 +47,14 @@ CONSUMERS = 2
 THREADS = 128 * (CONSUMERS + 1)
 _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 24, 240
 _BARRIER = 1  # of the consumers, once
+
+
+def _head_and_tile(block: Int32, num_keys: Int32, kv_heads: Int32, section: Int32) -> tuple[Int32, Int32]:
+    """What a thread block has: sections of heads one after another, in each of them the first key tiles of all heads."""
+    key_tiles = (num_keys + tile.ROWS - 1) // tile.ROWS
+    first_head = block // (section * key_tiles) * section
+    heads, within = cutlass.min(section, kv_heads - first_head), block % (section * key_tiles)
+    return first_head + within % heads, within // heads
 
 
 @cute.kernel
@@ -71,6 +80,7 @@ def backward(
     num_keys: Int32,
     query_heads: Int32,
     kv_heads: Int32,
+    section: Int32,
     window_left: Int32,
     window_right: Int32,
     log2_scale: Float32,
@@ -105,6 +115,7 @@ def backward(
       num_keys: S.
       query_heads: N.
       kv_heads: K.
+      section: Key/value heads whose thread blocks run together.
       window_left: A query sees keys at most so far behind it.
       window_right: And so far ahead of it.
       log2_scale: From a raw score to a base-2 log score.
@@ -114,8 +125,8 @@ def backward(
       head_size: 64 or 128.
       with_query: Whether to add to the query's gradient; otherwise :mod:`kernels.hopper.backward_query` makes it.
     """
-    parts, columns_bytes = head_size // PART, QUERIES * head_size
-    memory = backward_memory.allocate(head_size)
+    columns_bytes = QUERIES * head_size
+    memory = backward_memory.allocate(head_size, with_query)
     thread, _, _ = thread_idx()
     warp = cute.arch.make_warp_uniform(warp_idx())
     if thread == 0:
@@ -123,8 +134,8 @@ def backward(
     primitives.fence_mbarrier_init()
     primitives.barrier_cta_sync(0)
 
-    # Heads come first: tiles of one head that run together would add to the sums of the same queries at the same time.
-    kv_head, key_tile, batch = block_idx()
+    block, batch, _ = block_idx()
+    kv_head, key_tile = _head_and_tile(block, num_keys, kv_heads, section)
     kv_index, group_heads = batch * kv_heads + kv_head, query_heads // kv_heads
     first_head = batch * query_heads + kv_head * group_heads
     padded_keys, padded_queries = ((rows + tile.ROWS - 1) // tile.ROWS * tile.ROWS for rows in (num_keys, num_queries))
@@ -183,10 +194,10 @@ def backward(
         half_of_columns = memory.key_columns + consumer * (head_size // 2 * tile.ROWS)
         key_channels = backward_products.operand(half_of_columns, tile.ROWS, "e4m3")
         d_key, d_value = ([Float32(0.0) for _ in range(head_size // 2)] for _ in range(2))
-        old_d_s = [Uint32(0) for _ in range(2 * backward_queries.GROUPS)]
-        stage, parity, old_stage, old_parity = Int32(0), Int32(0), Int32(0), Int32(0)
-        step, old_tile = Int32(0), first_head * query_tiles
+        place = ring.Place(Int32(0), Int32(0))
+        step, old_tile = Int32(0), Int32(0)
         if cutlass.const_expr(with_query):
+            query_sums = view(query_sums, Float32)
             backward_scores.clear(scores + SCORE_BYTES, thread - 128)
             primitives.barrier_cta_sync(barrier_id=_BARRIER, thread_count=128 * CONSUMERS)
         ring.wait(memory.resident, Int32(0))
@@ -194,79 +205,66 @@ def backward(
             head = first_head + member
             for j in cutlass.range(queries.num_tiles):
                 query_tile = first_tile + j
-                ring.wait(query_ring.full(stage), parity)
-                queries_of_stage = query_ring.stage(stage)
+                ring.wait(query_ring.full(place.stage), place.parity)
+                statistic = memory.statistics + place.stage * STATISTICS
+                offsets = backward_scores.of_columns(statistic)
+                queries_of_stage = query_ring.stage(place.stage)
                 query_rows = backward_products.operand(queries_of_stage, warpgroup.SWIZZLE_BYTES, "f16", QUERIES)
                 s = backward_products.of_shared(key_rows, query_rows, QUERIES, 2 * head_size)
-                ring.wait(columns_ring.full(old_stage), old_parity)
-                query_columns = columns_ring.stage(old_stage) + columns_bytes
-                product = backward_products.of_columns(old_d_s, query_columns, "e4m3", 0)
-                statistic = memory.statistics + stage * STATISTICS
-                offsets = backward_scores.of_columns(statistic)
+                ring.wait(gradient_ring.full(place.stage), place.parity)
+                gradient_rows = backward_products.operand(gradient_ring.stage(place.stage), head_size, "e5m2")
+                d_p = backward_products.of_shared(value_rows, gradient_rows, QUERIES, head_size)
                 s = warpgroup.wait(1, s)
                 p = backward_scores.probabilities(s, offsets, log2_scale, lift)
                 if seen.is_general():
                     p = seen.mask_general(p, query_tile)
                 elif seen.is_partial(query_tile):
                     p = seen.mask_interval(p, query_tile)
-                d_key = backward_products.add(d_key, 0, warpgroup.wait(0, product))
                 p_bytes = backward_scores.as_bytes(p)
-                rounded_p = backward_scores.another(p_bytes)
-
-                ring.wait(gradient_ring.full(stage), parity)
-                gradient_rows = backward_products.operand(gradient_ring.stage(stage), head_size, "e5m2")
-                d_p = backward_products.of_shared(value_rows, gradient_rows, QUERIES, head_size)
-                if cutlass.const_expr(parts > 1):
-                    product = backward_products.of_columns(old_d_s, query_columns, "e4m3", 1)
-                    d_key = backward_products.add(d_key, 1, warpgroup.wait(0, product))
-                ring.wait(columns_ring.full(stage), parity)
-                product = backward_products.of_columns(p_bytes, columns_ring.stage(stage), "e5m2", 0)
                 row_statistics = backward_scores.of_columns(statistic + QUERIES)
-                d_p = warpgroup.wait(1, d_p)
-                steps.arrive(query_ring.empty(stage))
-                steps.arrive(gradient_ring.empty(stage))
-                d_s = backward_scores.score_gradients(d_p, row_statistics, rounded_p, factor)
+                d_p = warpgroup.wait(0, d_p)
+                steps.arrive(query_ring.empty(place.stage))
+                steps.arrive(gradient_ring.empty(place.stage))
+                d_s = backward_scores.score_gradients(d_p, row_statistics, p_bytes, factor)
                 if seen.is_general():
                     d_s = seen.mask_general(d_s, query_tile)
                 elif seen.is_partial(query_tile):
                     d_s = seen.mask_interval(d_s, query_tile)
-                d_value = backward_products.add(d_value, 0, warpgroup.wait(0, product))
-                old_d_s = backward_scores.as_bytes(d_s)
+                d_s_bytes = backward_scores.as_bytes(d_s)
 
-                if cutlass.const_expr(parts > 1):
-                    product = backward_products.of_columns(p_bytes, columns_ring.stage(stage), "e5m2", 1)
+                ring.wait(columns_ring.full(place.stage), place.parity)
+                columns = columns_ring.stage(place.stage)
+                product = backward_products.of_columns(p_bytes, columns, "e5m2", head_size)
                 if cutlass.const_expr(with_query):
                     buffer = step & 1
                     ring.wait(exchanged + (buffer ^ 1), (step - 1) >> 1 & 1)
-                    backward_scores.store_by_query(scores + buffer * SCORE_BYTES, old_d_s, warp_of_keys)
+                    backward_scores.store_by_query(scores + buffer * SCORE_BYTES, d_s_bytes, warp_of_keys)
+                d_value = backward_products.sums(d_value, warpgroup.wait(0, product))
+                if cutlass.const_expr(with_query):
                     old_scores = backward_products.operand(scores + (buffer ^ 1) * SCORE_BYTES, tile.ROWS, "e4m3")
                     d_query = backward_products.of_shared(old_scores, key_channels, head_size // 2, tile.ROWS)
-                if cutlass.const_expr(parts > 1):
-                    product = warpgroup.wait(1 if with_query else 0, product)
-                    d_value = backward_products.add(d_value, 1, product)
+                product = backward_products.of_columns(d_s_bytes, columns + columns_bytes, "e4m3", head_size)
                 if cutlass.const_expr(with_query):
-                    d_query = warpgroup.wait(0, d_query)
+                    backward_query_sums.wait_until_read(warp)
+                    d_query = warpgroup.wait(1, d_query)
                     steps.arrive(exchanged + buffer)
-                if step > 0:
-                    steps.arrive(columns_ring.empty(old_stage))
-                    if cutlass.const_expr(with_query):
-                        backward_query_sums.add(view(query_sums, Float32), d_query, old_tile, consumer, head_size)
+                    if step > 0:
+                        backward_query_sums.add(query_sums, memory.query_sums, d_query, old_tile, warp, head_size)
+                d_key = backward_products.sums(d_key, warpgroup.wait(0, product))
+                steps.arrive(columns_ring.empty(place.stage))
                 old_tile = head * query_tiles + query_tile
-                old_stage, old_parity = stage, parity
-                stage, parity = steps.next_stage(stage, parity)
+                place = ring.following(place, query_ring.stages)
                 step += 1
-        if step > 0:
-            query_columns = columns_ring.stage(old_stage) + columns_bytes
-            for part in cutlass.range_constexpr(parts):
-                product = backward_products.of_columns(old_d_s, query_columns, "e4m3", part)
-                d_key = backward_products.add(d_key, part, warpgroup.wait(0, product))
-            if cutlass.const_expr(with_query):
+        if cutlass.const_expr(with_query):
+            if step > 0:
                 buffer = (step - 1) & 1
                 ring.wait(exchanged + buffer, (step - 1) >> 1 & 1)
                 old_scores = backward_products.operand(scores + buffer * SCORE_BYTES, tile.ROWS, "e4m3")
                 d_query = backward_products.of_shared(old_scores, key_channels, head_size // 2, tile.ROWS)
+                backward_query_sums.wait_until_read(warp)
                 d_query = warpgroup.wait(0, d_query)
-                backward_query_sums.add(view(query_sums, Float32), d_query, old_tile, consumer, head_size)
+                backward_query_sums.add(query_sums, memory.query_sums, d_query, old_tile, warp, head_size)
+                backward_query_sums.wait_until_read(warp)
         true_unit = unit * backward_query_sums.inverse_scale(gradient_scale, Int64(kv_index))
         for gradient, sums in ((key_gradient, d_key), (value_gradient, d_value)):
             epilogue.store_output(

@@ -9,6 +9,7 @@
 | query | 64 queries, a part for each 64 channels | 128, float16 | ring, with the statistics |
 | output gradient | 64 queries | head_size, E5M2 | ring |
 | columns of output gradient and query | head_size channels each | 64 queries, E5M2 and E4M3 | ring |
+| dQ | see :mod:`kernels.hopper.backward_query_sums` | | each consumer its half of the channels |
 
 Besides the barriers of the rings there are
 
@@ -40,6 +41,8 @@ STATISTICS = 2 * QUERIES
 """Numbers of the query rows of a tile."""
 SCORE_BYTES = QUERIES * tile.ROWS
 """Of a buffer of dS."""
+_RING_CHANNELS = 256
+"""Of the stages of a ring together."""
 _ALIGNMENT = 1024  # of rows with permuted chunks
 
 
@@ -58,6 +61,7 @@ class Memory:
       statistics: float32 [stages, 2, 64], written with the query.
       resident: Barrier.
       exchanged: Two barriers.
+      query_sums: float32 [2, 64 head_size / 2], what each consumer adds to dQ next; None if dQ is computed elsewhere.
     """
 
     key: Pointer
@@ -70,6 +74,7 @@ class Memory:
     statistics: Pointer
     resident: Pointer
     exchanged: Pointer
+    query_sums: Pointer | None
 
     def initialize(self) -> None:
         """Initialises the barriers, by one thread."""
@@ -80,7 +85,7 @@ class Memory:
             primitives.mbarrier_init(self.exchanged + buffer, backward_ring.CONSUMER_WARPS)
 
 
-def allocate(head_size: int) -> Memory:
+def allocate(head_size: int, with_query: bool) -> Memory:
     """Allocates everything."""
     key_bytes = head_size // PART * tile.ROWS * warpgroup.SWIZZLE_BYTES
     tile_bytes = head_size * QUERIES
@@ -88,7 +93,9 @@ def allocate(head_size: int) -> Memory:
         view(shared.words(size // 4, _ALIGNMENT).data_ptr(), Uint8)
         for size in (key_bytes, tile.ROWS * head_size, tile.ROWS * head_size, 2 * SCORE_BYTES)
     )
-    rings = allocate_rings(*((backward_ring.STAGES, size) for size in (2 * tile_bytes, tile_bytes, 2 * tile_bytes)))
-    statistics = view(shared.words(backward_ring.STAGES * STATISTICS).data_ptr(), Float32)
+    sums = view(shared.words(tile_bytes, _ALIGNMENT).data_ptr(), Float32) if with_query else None
+    stages = _RING_CHANNELS // head_size
+    rings = allocate_rings(*((stages, size) for size in (2 * tile_bytes, tile_bytes, 2 * tile_bytes)))
+    statistics = view(shared.words(stages * STATISTICS).data_ptr(), Float32)
     barriers = view(shared.words(8).data_ptr(), Int64)
-    return Memory(key, value, key_columns, scores, *rings, statistics, barriers, barriers + 1)
+    return Memory(key, value, key_columns, scores, *rings, statistics, barriers, barriers + 1, sums)

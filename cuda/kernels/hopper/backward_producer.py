@@ -6,7 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.experimental import cuda, primitives
 from kernels import ring, tile
-from kernels.hopper import backward_ring, warpgroup
+from kernels.hopper import warpgroup
 from kernels.hopper.backward_memory import PART, STATISTICS, Memory
 from kernels.hopper.backward_queries import QUERIES
 from kernels.words import Float32, view
@@ -78,31 +78,31 @@ def load_queries(
 ) -> None:
     """Fills the rings with the query tiles of all heads of the group."""
     query_ring, gradient_ring, columns_ring = memory.query_ring, memory.gradient_ring, memory.columns_ring
-    stage, parity = Int32(0), Int32(1)
+    at = ring.Place(Int32(0), Int32(1))
     for member in cutlass.range(place.group_heads):
         for j in cutlass.range(num_tiles):
             head, query_tile = place.first_head + member, first_tile + j
             row = head * place.padded_queries + query_tile * QUERIES
-            ring.wait(query_ring.empty(stage), parity)
-            full = query_ring.full(stage)
+            ring.wait(query_ring.empty(at.stage), at.parity)
+            full = query_ring.full(at.stage)
             primitives.mbarrier_arrive_expect_tx(full, query_ring.bytes + 4 * STATISTICS)
             for part in cutlass.range_constexpr(head_size // PART):
-                target = query_ring.stage(stage) + part * (QUERIES * warpgroup.SWIZZLE_BYTES)
+                target = query_ring.stage(at.stage) + part * (QUERIES * warpgroup.SWIZZLE_BYTES)
                 _copy(target, query_map, (Int32(part * PART), row), full)
             primitives.cp_async_bulk_shared_cluster_global(
-                memory.statistics + stage * STATISTICS,
+                memory.statistics + at.stage * STATISTICS,
                 view(statistics, Float32) + Int64(row // QUERIES) * STATISTICS,
                 full,
                 4 * STATISTICS,
             )
-            ring.wait(gradient_ring.empty(stage), parity)
-            full = gradient_ring.full(stage)
+            ring.wait(gradient_ring.empty(at.stage), at.parity)
+            full = gradient_ring.full(at.stage)
             primitives.mbarrier_arrive_expect_tx(full, gradient_ring.bytes)
-            _copy(gradient_ring.stage(stage), gradient_map, (Int32(0), Int32(0), Int32(0), row // 16), full)
-            ring.wait(columns_ring.empty(stage), parity)
-            full = columns_ring.full(stage)
+            _copy(gradient_ring.stage(at.stage), gradient_map, (Int32(0), Int32(0), Int32(0), row // 16), full)
+            ring.wait(columns_ring.empty(at.stage), at.parity)
+            full = columns_ring.full(at.stage)
             primitives.mbarrier_arrive_expect_tx(full, columns_ring.bytes)
-            columns = (query_tile * QUERIES, head * head_size)
-            _copy(columns_ring.stage(stage), gradient_columns_map, columns, full)
-            _copy(columns_ring.stage(stage) + columns_ring.bytes // 2, query_columns_map, columns, full)
-            stage, parity = backward_ring.next_stage(stage, parity)
+            target, column = columns_ring.stage(at.stage), (query_tile * QUERIES, head * head_size)
+            _copy(target, gradient_columns_map, column, full)
+            _copy(target + columns_ring.bytes // 2, query_columns_map, column, full)
+            at = ring.following(at, query_ring.stages)

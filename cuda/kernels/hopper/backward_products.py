@@ -15,7 +15,7 @@ Int32, Pointer = cutlass.Int32, cutlass.Pointer
 
 _UNIT = 16  # bytes, of addresses in a descriptor
 _STEP = 32  # bytes that an instruction contracts
-_CHANNELS, _ROWS = 64, 64  # of a product with columns
+_ROWS = 64  # of a product with columns
 _MODES = {128: 1, 64: 2}  # of permutation, in a descriptor
 
 
@@ -101,26 +101,24 @@ def of_registers(words: list[Uint32], kind: str, b: Operand, columns: int) -> li
     return _issue(lines, count, [*words, b.descriptor])
 
 
-def of_columns(words: list[Uint32], columns: Pointer, kind: str, part: int) -> list[Float32]:
-    """Starts the product of E4M3 words, contracted with 64 rows, with 64 of the channels.
+def of_columns(words: list[Uint32], columns: Pointer, kind: str, channels: int) -> list[Float32]:
+    """Starts the product of E4M3 words, contracted with 64 rows, with channels.
 
     Args:
       words: A, in registers.
       columns: Shared memory with 64 bytes for each channel.
       kind: Of the columns.
-      part: Which channels.
+      channels: Their number.
 
     Returns:
       Accumulators, not to be used before :func:`kernels.hopper.warpgroup.wait`.
     """
-    return of_registers(words, "e4m3", operand(columns + part * (_CHANNELS * _ROWS), _ROWS, kind), _CHANNELS)
+    return of_registers(words, "e4m3", operand(columns, _ROWS, kind), channels)
 
 
-def add(sums: list[Float32], part: int, product: list[Float32]) -> list[Float32]:
-    """Adds such a product to its part of the channels."""
-    first, count = part * len(product), len(product)
-    added = [old + new for old, new in zip(sums[first : first + count], product, strict=True)]
-    return [*sums[:first], *added, *sums[first + count :]]
+def sums(old: list[Float32], product: list[Float32]) -> list[Float32]:
+    """Adds a product that is complete."""
+    return [before + added for before, added in zip(old, product, strict=True)]
 
 
 def _multiply(columns: int, a_kind: str, b_kind: str, a: str, step: int) -> str:

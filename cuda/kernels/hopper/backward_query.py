@@ -207,17 +207,15 @@ def backward_query(
             value_rows = backward_products.operand(value_ring.stage(stage), head_size, "e4m3")
             d_p = backward_products.of_shared(gradient_rows, value_rows, KEYS, head_size)
             ring.wait(columns_ring.full(old_stage), old_parity)
-            product = backward_products.of_columns(old_d_s, columns_ring.stage(old_stage), "e4m3", 0)
+            product = backward_products.of_columns(old_d_s, columns_ring.stage(old_stage), "e4m3", head_size)
             s = warpgroup.wait(2, s)
             p = backward_scores.probabilities(s, backward_scores.of_rows(offsets), log2_scale, lift)
             if seen.is_general():
                 p = seen.mask_general(p, key_tile)
             elif seen.is_partial(key_tile):
                 p = seen.mask_interval(p, key_tile)
-            d_query = backward_products.add(d_query, 0, warpgroup.wait(0, product))
-            if cutlass.const_expr(parts > 1):
-                product = backward_products.of_columns(old_d_s, columns_ring.stage(old_stage), "e4m3", 1)
-            d_p = warpgroup.wait(parts - 1, d_p)
+            d_query = backward_products.sums(d_query, warpgroup.wait(0, product))
+            d_p = warpgroup.wait(0, d_p)
             steps.arrive(key_ring.empty(stage))
             steps.arrive(value_ring.empty(stage))
             p_bytes = backward_scores.as_bytes(p)
@@ -226,8 +224,6 @@ def backward_query(
                 d_s = seen.mask_general(d_s, key_tile)
             elif seen.is_partial(key_tile):
                 d_s = seen.mask_interval(d_s, key_tile)
-            if cutlass.const_expr(parts > 1):
-                d_query = backward_products.add(d_query, 1, warpgroup.wait(0, product))
             old_d_s = backward_scores.as_bytes(d_s)
             if j > 0:
                 steps.arrive(columns_ring.empty(old_stage))
@@ -235,9 +231,8 @@ def backward_query(
             stage, parity = steps.next_stage(stage, parity)
         if keys.num_tiles > 0:
             ring.wait(columns_ring.full(old_stage), old_parity)
-            for part in cutlass.range_constexpr(parts):
-                product = backward_products.of_columns(old_d_s, columns_ring.stage(old_stage), "e4m3", part)
-                d_query = backward_products.add(d_query, part, warpgroup.wait(0, product))
+            product = backward_products.of_columns(old_d_s, columns_ring.stage(old_stage), "e4m3", head_size)
+            d_query = backward_products.sums(d_query, warpgroup.wait(0, product))
         true_unit = unit * backward_query_sums.inverse_scale(gradient_scale, Int64(kv_index))
         factors = [when(offset == Float32(float("-inf")), Float32(0.0), true_unit) for offset in offsets]
         epilogue.store_output(

@@ -1,7 +1,9 @@
 """The gradient of the query: sums over key tiles in float32, and their conversion at the end.
 
-The sums of a tile of 64 queries lie as accumulators do, so that additions are of 16 contiguous bytes a thread: float32
-[tiles, 2 warpgroups of head_size / 2 channels, head_size / 16, 128 threads, 4].
+The sums of a tile of 64 queries lie as accumulators do: float32 [tiles, 2 warpgroups of head_size / 2 channels,
+head_size / 16, 128 threads, 4]. So a warpgroup leaves its accumulators in shared memory, 16 bytes a thread, and the
+copy engine adds them, contiguous bytes to contiguous bytes, while the warps go on. Additions by the threads themselves
+would stand in the way of whatever else they read or write, spilled registers and fences included.
 """
 
 import cutlass
@@ -22,7 +24,8 @@ Int32, Int64, Boolean, Pointer, Constexpr = (
     cutlass.Constexpr,
 )
 
-_THREADS = 128
+_WARPS, _THREADS = 4, 128  # of a warpgroup
+_BARRIER = 1  # and those of the consumers, which are the second warpgroup and the third
 _TWICE_BIAS = 254 << 23
 
 
@@ -36,23 +39,55 @@ def inverse_scale(gradient_scale: Pointer, group: Int64) -> Float32:
     return as_float(Uint32(_TWICE_BIAS) - load_if(Boolean(True), view(gradient_scale, Uint32) + group, 1)[0])
 
 
-def add(sums: Pointer, accumulators: list[Float32], query_tile: Int32, half: Int32, head_size: int) -> None:
-    """Adds half of the channels of a tile.
+@cute.jit
+def wait_until_read(warp: Int32) -> None:
+    """Waits, with the warpgroup, until the copy engine has read what :func:`add` left before.
+
+    Args:
+      warp: Index of the warp in the thread block.
+    """
+    if warp % _WARPS == 0:
+        with cute.arch.elect_one():
+            primitives.inline_ptx("cp.async.bulk.wait_group.read 0;")
+    _meet(warp)
+
+
+@cute.jit
+def add(
+    sums: Pointer, left: Pointer, accumulators: list[Float32], query_tile: Int32, warp: Int32, head_size: Constexpr
+) -> None:
+    """Adds half of the channels of a tile, after :func:`wait_until_read`.
 
     Args:
       sums: float32 [B, N, T', head_size].
+      left: Shared memory, float32 [2, 64 head_size / 2], for the copy engine.
       accumulators: Of this thread, with ``head_size / 2`` columns.
       query_tile: Tile, counted from the first one of the array.
-      half: Which half of the channels.
+      warp: Index of the warp in the thread block; the warpgroups after the first have a half of the channels each.
       head_size: 64 or 128.
     """
-    thread = thread_idx()[0] % _THREADS
-    target = sums + ((Int64(query_tile) * 2 + half) * (QUERIES * head_size // 2) + thread * 4)
-    for start in range(0, len(accumulators), 4):
-        primitives.inline_ptx(
-            "red.relaxed.gpu.global.add.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
-            read_only_args=[target + start * _THREADS, *accumulators[start : start + 4]],
-        )
+    count = QUERIES * head_size // 2
+    mine, thread = left + _half(warp) * count, thread_idx()[0] % _THREADS
+    for start in cutlass.range_constexpr(0, len(accumulators), 4):
+        four = cutlass.Vector.from_elements(accumulators[start : start + 4], Float32)
+        (mine + (start * _THREADS + thread * 4)).store(four, alignment=16)
+    cute.arch.fence_view_async_shared()
+    _meet(warp)
+    if warp % _WARPS == 0:
+        with cute.arch.elect_one():
+            primitives.inline_ptx(
+                f"cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [{{$r0}}], [{{$r1}}], {4 * count};"
+                " cp.async.bulk.commit_group;",
+                read_only_args=[sums + (Int64(query_tile) * 2 + _half(warp)) * count, mine],
+            )
+
+
+def _half(warp: Int32) -> Int32:
+    return warp // _WARPS - 1
+
+
+def _meet(warp: Int32) -> None:
+    primitives.barrier_cta_sync(barrier_id=_BARRIER + warp // _WARPS, thread_count=_THREADS)
 
 
 @cute.kernel

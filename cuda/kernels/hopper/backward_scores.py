@@ -71,12 +71,6 @@ def score_gradients(
     return values
 
 
-def another(words: list[Uint32]) -> list[Uint32]:
-    """The words in registers of their own: while a product reads registers, nothing else may."""
-    copy = "mov.b32 {$w0}, {$r0};"
-    return [primitives.inline_ptx(copy, write_only_types=[Uint32], read_only_args=[word]) for word in words]
-
-
 def as_bytes(values: list[Float32]) -> list[Uint32]:
     """Rounded to E4M3, as the A operand of a gradient product: for each 16 columns a word of either row."""
     return [
@@ -85,7 +79,7 @@ def as_bytes(values: list[Float32]) -> list[Uint32]:
 
 
 def store_by_query(target: Pointer, words: list[Uint32], warp: Int32) -> None:
-    """Writes [64 queries, 128 keys] bytes with chunks permuted for a product; fences and a barrier must follow.
+    """Writes [64 queries, 128 keys] bytes with chunks permuted for a product; a barrier must follow.
 
     The 16 keys of a warp are one chunk of a query's row. As 16-bit elements that are the two keys of a thread, words
     of two queries are the fragments that ``stmatrix`` transposes.

@@ -84,7 +84,7 @@ def gathered(problem: Problem, recorder: Recorder, section: int) -> Tiles:
         which, within = divmod(cta, section * items)
         first_head = which * section
         heads = min(section, N * B - first_head)
-        if which % 2:
+        if (math.ceil(N * B / section) - which) % 2 == 0:
             within = heads * items - 1 - within
         batch, head = divmod(first_head + within % heads, N)
         first_row = (items - 1 - within // heads) * 2 * TILE + stage * TILE

@@ -235,13 +235,16 @@ def expanded_key(problem: Problem) -> np.ndarray:
     return arrays["values"]
 
 
-def differentiate(problem: Problem, *, ordered: bool, seeds: Iterable[int] = (0,)) -> list[Gradients]:
+def differentiate(
+    problem: Problem, *, ordered: bool, seeds: Iterable[int] = (0,), section: int = 1
+) -> list[Gradients]:
     """Runs the backward.
 
     Args:
       problem: What to compute.
       ordered: Whether dQ is always summed in the same order.
       seeds: Of the schedules.
+      section: Key/value heads whose thread blocks run together.
 
     Returns:
       The gradients of each schedule.
@@ -259,9 +262,10 @@ def differentiate(problem: Problem, *, ordered: bool, seeds: Iterable[int] = (0,
         "query_sums": query.get("query_sums"),
         "key_gradient": results.key,
         "value_gradient": results.value,
+        "section": section,
     }
     name = f"backward_h{H}" + "_ordered" * ordered
-    found = launch(name, (K, _padded(S) // _TILE, problem.shape.B), values, seeds)
+    found = launch(name, (K * (_padded(S) // _TILE), problem.shape.B, 1), values, seeds)
     if ordered:
         query_gradients = _ordered_query_gradients(problem, query["values"], key, common, seeds)
     else:
