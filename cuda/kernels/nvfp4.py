@@ -64,9 +64,11 @@ def thresholds_of(scale: Float32, ties_toward_zero: Int32) -> list[Uint32]:
 
 def quantize_block(pairs: list[Uint32], scale: Uint32, thresholds: list[Uint32]) -> list[Uint32]:
     """Packed codes of a block, eight a word."""
-    is_nan, is_zero = scale == NAN_SCALE, scale == 0
-    words = []
-    for start in range(0, len(pairs), 4):
-        word = codes_of_pairs(pairs[start : start + 4], thresholds)
-        words.append(when(is_nan, Uint32(NAN_CODES), when(is_zero, Uint32(0), word)))
-    return words
+    return [
+        codes_or_marks(codes_of_pairs(pairs[start : start + 4], thresholds), scale) for start in range(0, len(pairs), 4)
+    ]
+
+
+def codes_or_marks(codes: Uint32, scale: Uint32) -> Uint32:
+    """The packed codes, unless the scale is NaN or zero."""
+    return when(scale == NAN_SCALE, Uint32(NAN_CODES), when(scale == 0, Uint32(0), codes))
