@@ -6,13 +6,15 @@ work out its errors together, exactly as the reference does. A candidate below `
 least, and from the moment that this alone is worse than the best error so far, no smaller candidate needs to be tried.
 """
 
+import functools
+
 import cutlass
 import cutlass.cute as cute
 from cutlass.cute.arch import clz, lane_idx, shuffle_sync, shuffle_sync_bfly, vote_ballot_sync, warp_idx
 from cutlass.experimental import primitives
 from kernels import half_quotients, shared
 from kernels.instructions import fused, fused_halves, product_of_halves, sum_of_halves, values_of_halves
-from kernels.nvfp4 import scale_of
+from kernels.nvfp4 import nearest_scale, scale_of
 from kernels.words import (
     Float32,
     Uint16,
@@ -32,8 +34,9 @@ Int32, Int64 = cutlass.Int32, cutlass.Int64
 
 _SIXTEENTHS = (4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20)
 """The multiples, in the reference's order: of equal errors the first counts, which has the smaller scale."""
-_ALWAYS_TRIED = (16, 18, 20, 14)
-_TRIED_AT_NEED = (12, 10, 8, 7, 6, 5, 4)
+_ALWAYS_TRIED = (12, 14, 16, 18, 20)
+"""Of normally distributed blocks all but 1 in 20,000 choose among these."""
+_TRIED_AT_NEED = (10, 8, 7, 6, 5, 4)
 _BITS = 5
 _PACKED, _PACKED_AT_NEED = (
     sum(value << (_BITS * place) for place, value in enumerate(values)) for values in (_SIXTEENTHS, _TRIED_AT_NEED)
@@ -49,6 +52,7 @@ _SCALE = 0x7F  # Bits of a key that hold the scale.
 # magnitudes below the range of float16 add less than 2^-19.
 _RATIO, _SLACK = 1.006, 2.0**-18
 
+_BLOCK = 16
 _PAIRS = 16
 _HALF_STEP_UNIT = 2.0**22  # Numbers from here to twice this are multiples of a half, the step of the smallest codes.
 _JUST_ABOVE = 1.0 + 2.0**-18  # A quotient of 2 or 4 must reach its binade even if the reciprocal is rounded down.
@@ -81,23 +85,37 @@ def best_scale(
     amax = as_float(largest << 16)
     searched = (largest >= _LEAST_SEARCHED) & (largest <= _LAST_SEARCHED)
     # The three smallest keys: estimated errors, as integers, whose last bits are the scale.
-    first, second, third = Uint32(_INFINITY), Uint32(_INFINITY), Uint32(_INFINITY)
+    first, second, third, best = Uint32(0), Uint32(_INFINITY), Uint32(_INFINITY), Uint32(0)
     if searched:
+        keys = []
         for sixteenths in _ALWAYS_TRIED:
-            scale = scale_of(amax * (sixteenths / 16.0))
-            first, second, third = _insert(_key(magnitudes, scale, unit, half_step), first, second, third)
-        place, going_on = Int32(0), searched
+            scale = nearest_scale(amax * (sixteenths / 16.0 / 6.0))
+            keys.append(_key(magnitudes, scale, unit, half_step))
+        first = functools.reduce(cutlass.min, keys)
+        second = _smallest_above(first, keys)
+        third = _smallest_above(second, keys)
+        place, scale = Int32(0), nearest_scale(amax * (_TRIED_AT_NEED[0] / 16.0 / 6.0))
+        going_on = _may_be_best(scale, amax, unit, first)
         while going_on:
-            scale = scale_of(amax * _multiple(_PACKED_AT_NEED, place))
-            clipped = larger(amax - from_e4m3(scale) * _LARGEST_CODE, Float32(0.0)) * _reciprocal_of_unit(unit)
-            going_on = clipped * clipped <= _limit(first)
-            if going_on:
-                first, second, third = _insert(_key(magnitudes, scale, unit, half_step), first, second, third)
+            first, second, third = _insert(_key(magnitudes, scale, unit, half_step), first, second, third)
             place += 1
-            going_on = going_on & (place < len(_TRIED_AT_NEED))
-    scale = when(searched, first & _SCALE, scale_of(amax))
+            scale = scale_of(amax * _multiple(_PACKED_AT_NEED, place))
+            going_on = (place < len(_TRIED_AT_NEED)) & _may_be_best(scale, amax, unit, first)
+        best = first & _SCALE
+    else:
+        best = scale_of(amax)
     limit = as_bits(_limit(first))
-    return _settle(pairs, amax, searched & (second <= limit), third <= limit, first, second, scale, exchange)
+    return _settle(pairs, amax, second <= limit, third <= limit, first, second, best, exchange)
+
+
+def _smallest_above(least: Uint32, keys: list[Uint32]) -> Uint32:
+    """The smallest key above another one, or infinity."""
+    # Differences of keys that are not above it wrap around.
+    beyond = least + 1
+    distance = Uint32(_INFINITY) - beyond
+    for key in keys:
+        distance = cutlass.min(distance, key - beyond)
+    return beyond + distance
 
 
 def _multiple(packed: int, place: Int32) -> Float32:
@@ -105,8 +123,11 @@ def _multiple(packed: int, place: Int32) -> Float32:
     return Float32(sixteenths) * (1.0 / 16.0)
 
 
-def _reciprocal_of_unit(unit: Uint32) -> Float32:
-    return as_float((Uint32(2 * 127 << 7) - unit) << 16)
+def _may_be_best(scale: Uint32, amax: Float32, unit: Uint32, key: Uint32) -> cutlass.Boolean:
+    """Whether the clipped part of the largest magnitude alone leaves a candidate a chance against a key."""
+    reciprocal_of_unit = as_float((Uint32(2 * 127 << 7) - unit) << 16)
+    clipped = larger(amax - from_e4m3(scale) * _LARGEST_CODE, Float32(0.0)) * reciprocal_of_unit
+    return clipped * clipped <= _limit(key)
 
 
 def _limit(key: Uint32) -> Float32:
@@ -151,6 +172,8 @@ def _settle(
 ) -> Uint32:
     """Decides by the exact errors wherever a lane's estimates do not, one lane after the other.
 
+    Each half of the warp works out the error of one candidate.
+
     Args:
       pairs: Of the two blocks.
       amax: Their largest magnitude.
@@ -162,8 +185,8 @@ def _settle(
       exchange: From :func:`allocate`.
     """
     lane = lane_idx()
+    half, element = lane // _BLOCK, lane % _BLOCK
     place = warp_idx() * _PAIRS
-    multiple = _multiple(_PACKED, cutlass.min(lane, Int32(len(_SIXTEENTHS) - 1)))
     waiting = Uint32(vote_ballot_sync(contested))
     while waiting != 0:
         owner = Int32(31) - Int32(clz(waiting))
@@ -173,43 +196,55 @@ def _settle(
                 words = cutlass.Vector.from_elements(pairs[start : start + 4], Uint32)
                 view(exchange.data_ptr(place + start), Uint32).store(words, alignment=16)
         primitives.bar_warp_sync(0xFFFFFFFF)
-        value = (view(exchange.data_ptr(place), Uint16) + lane).load()
+        values = [(view(exchange.data_ptr(place), Uint16) + (element + block)).load() for block in (0, _BLOCK)]
         primitives.bar_warp_sync(0xFFFFFFFF)
-        magnitude = as_float((Uint32(value) & 0x7FFF) << 16)
+        magnitudes = [as_float((Uint32(value) & 0x7FFF) << 16) for value in values]
 
-        # Each of the first lanes has the scale of one multiple.
-        candidate = scale_of(shuffle_sync(amax, owner) * multiple)
-        possible = (candidate == (shuffle_sync(first, owner) & _SCALE)) | (
-            candidate == (shuffle_sync(second, owner) & _SCALE)
+        number = when(by_many, Uint32(len(_SIXTEENTHS)), Uint32(0))
+        choice = shuffle_sync((first & _SCALE) | ((second & _SCALE) << 8) | (number << 16), owner)
+        amax_of_owner = shuffle_sync(amax, owner)
+        best = (choice >> Uint32(8 * half)) & _SCALE
+        error = _exact_error(magnitudes, from_e4m3(best))
+        index = Int32(0)
+        while index < Int32(choice >> 16):
+            place_of_half = cutlass.min(index + half, Int32(len(_SIXTEENTHS) - 1))
+            candidate = scale_of(amax_of_owner * _multiple(_PACKED, place_of_half))
+            error, best = _better(error, best, _exact_error(magnitudes, from_e4m3(candidate)), candidate)
+            index += 2
+        error, best = _better(
+            error, best, shuffle_sync_bfly(error, offset=_BLOCK), shuffle_sync_bfly(best, offset=_BLOCK)
         )
-        possible = possible | (shuffle_sync(Int32(by_many), owner) != 0)
-        candidates = Uint32(vote_ballot_sync(possible & (lane < len(_SIXTEENTHS))))
-        best, best_error = Uint32(0), Float32(float("inf"))
-        while candidates != 0:
-            index = Int32(31) - Int32(clz(candidates))
-            candidates = candidates ^ (Uint32(1) << Uint32(index))
-            tried = shuffle_sync(candidate, index)
-            error = _exact_error(magnitude, from_e4m3(tried))
-            # The largest multiple comes first here.
-            best = when(error <= best_error, tried, best)
-            best_error = smaller(error, best_error)
         scale = when(lane == owner, best, scale)
     return scale
 
 
-def _exact_error(magnitude: Float32, step: Float32) -> Float32:
-    """Sum of the squared differences of the values of all lanes, in the order of the reference.
+def _better(error: Float32, scale: Uint32, other_error: Float32, other_scale: Uint32) -> tuple[Float32, Uint32]:
+    better = (other_error < error) | ((other_error == error) & (other_scale < scale))
+    return smaller(error, other_error), when(better, other_scale, scale)
+
+
+def _exact_error(magnitudes: list[Float32], step: Float32) -> Float32:
+    """Sum of the squared differences of the values of half a warp, in the order of the reference.
 
     The codes of exact ties do not matter here, since both have the same error; elsewhere a quotient is farther from a
     midpoint than its rounding errors reach, with a reciprocal that is off by several units in the last place.
-    Differences have at most 8 significant bits wherever candidates differ, so that their squares are exact.
+    Differences have so few significant bits that their squares are exact.
+
+    Args:
+      magnitudes: One of each block.
+      step: Value of the scale.
     """
     inverse = when(step == 0.0, Float32(0.0), reciprocal(step))
-    # Adding this number rounds to the step of the codes around the quotient: a half, one or two.
-    rounder = larger(magnitude * (inverse * (_HALF_STEP_UNIT * _JUST_ABOVE)), Float32(_HALF_STEP_UNIT))
-    code = smaller((magnitude * inverse + rounder) - rounder, Float32(_LARGEST_CODE))
-    difference = code * step - magnitude
-    error = rounded_product(difference, difference)
-    for offset in (16, 8, 4, 2, 1):
+    coarse = inverse * (_HALF_STEP_UNIT * _JUST_ABOVE)
+
+    def difference(value: Float32) -> Float32:
+        # Adding this number rounds to the step of the codes around the quotient: a half, one or two.
+        rounder = larger(value * coarse, Float32(_HALF_STEP_UNIT))
+        code = smaller((value * inverse + rounder) - rounder, Float32(_LARGEST_CODE))
+        return code * step - value
+
+    one, other = (difference(value) for value in magnitudes)
+    error = rounded_product(one, one) + other * other
+    for offset in (8, 4, 2, 1):
         error = error + shuffle_sync_bfly(error, offset=offset)
     return error

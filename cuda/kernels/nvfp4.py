@@ -36,11 +36,14 @@ def largest_magnitude(pairs: list[Uint32]) -> Uint32:
 
 
 def scale_of(amax: Float32) -> Uint32:
-    """E4M3 byte of a sixth of a magnitude of at most 12 significant bits; docs/native.md says why it is exact."""
-    quotient = as_bits(amax * (1.0 / 6.0))
-    quotient = as_float((quotient + 0x100) & Uint32(0xFFFFFE00))
-    byte = to_e4m3(quotient, quotient) & 0xFF
-    return when(as_bits(amax) > _INFINITY, Uint32(NAN_SCALE), byte)
+    """E4M3 byte of a sixth of a magnitude of at most 12 significant bits; NaN for NaN."""
+    return when(as_bits(amax) > _INFINITY, Uint32(NAN_SCALE), nearest_scale(amax * (1.0 / 6.0)))
+
+
+def nearest_scale(quotient: Float32) -> Uint32:
+    """E4M3 byte of such a sixth from a product that is off by up to 2^-22 of it; docs/native.md says why it is exact."""
+    rounded = as_float((as_bits(quotient) + 0x100) & Uint32(0xFFFFFE00))
+    return to_e4m3(rounded, Float32(0.0))
 
 
 def thresholds_of(scale: Float32, ties_toward_zero: Int32) -> list[Uint32]:
