@@ -36,8 +36,7 @@ def unit_of(largest: Uint32) -> Uint32:
 def in_units(pairs: list[Uint32], unit: Uint32) -> list[Uint32]:
     """Magnitudes of bfloat16 pairs as float16 multiples of the unit.
 
-    They are exact from 2^-14 on and off by less than 2^-14 below; from 2 on they are the largest float16 below 2 that is
-    a bfloat16.
+    They are exact from 2^-14 on and off by less than 2^-14 below; from 2 on they are the last bfloat16 below 2.
     """
     lowered = ((Uint32(_FLOAT16_BIAS << _SHIFT) - unit) & 0xFFFF) * 0x10001
     return [sum_clamped(pair & MAGNITUDES, lowered, _BELOW_TWO) << (10 - _SHIFT) for pair in pairs]

@@ -41,7 +41,7 @@ def scale_of(amax: Float32) -> Uint32:
 
 
 def nearest_scale(quotient: Float32) -> Uint32:
-    """E4M3 byte of such a sixth from a product that is off by up to 2^-22 of it; docs/native.md says why it is exact."""
+    """E4M3 byte of such a sixth, exactly, though the product is rounded; docs/native.md says why."""
     rounded = as_float((as_bits(quotient) + 0x100) & Uint32(0xFFFFFE00))
     return to_e4m3(rounded, Float32(0.0))
 
