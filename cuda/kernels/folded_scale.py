@@ -35,7 +35,7 @@ Int32, Int64 = cutlass.Int32, cutlass.Int64
 _SIXTEENTHS = (4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20)
 """The multiples, in the reference's order: of equal errors the first counts, which has the smaller scale."""
 _ALWAYS_TRIED = (12, 14, 16, 18, 20)
-"""Of normally distributed blocks all but 1 in 20,000 choose among these."""
+"""A smaller multiple has a larger error than its double, unless their scales are subnormal or saturate."""
 _TRIED_AT_NEED = (10, 8, 7, 6, 5, 4)
 _BITS = 5
 _PACKED, _PACKED_AT_NEED = (
