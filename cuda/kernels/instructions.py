@@ -67,6 +67,25 @@ def sum_of_halves(a: Uint32, b: Uint32) -> Uint32:
     return _ptx("add.rn.f16x2 {$w0}, {$r0}, {$r1};", Uint32, a, b)
 
 
+def fused_halves(a: Uint32, b: Uint32, c: Uint32) -> Uint32:
+    """``a * b + c`` of each half in float16, rounded once."""
+    return _ptx("fma.rn.f16x2 {$w0}, {$r0}, {$r1}, {$r2};", Uint32, a, b, c)
+
+
+def equal_halves(value: Float32) -> Uint32:
+    """A float32, rounded to nearest even float16, in both halves."""
+    return _ptx("cvt.rn.f16x2.f32 {$w0}, {$r0}, {$r0};", Uint32, value)
+
+
+def values_of_halves(a: Uint32) -> tuple[Float32, Float32]:
+    """The values of two float16, exactly."""
+    return primitives.inline_ptx(
+        "{ .reg .b16 l, h; mov.b32 {l, h}, {$r0}; cvt.f32.f16 {$w0}, l; cvt.f32.f16 {$w1}, h; }",
+        write_only_types=[Float32, Float32],
+        read_only_args=[a],
+    )
+
+
 def total_of_halves(a: Uint32) -> Float32:
     """The sum of the two halves, rounded to float16, as float32."""
     code = "{ .reg .b16 l, h; mov.b32 {l, h}, {$r0}; add.rn.f16 l, l, h; cvt.f32.f16 {$w0}, l; }"

@@ -36,11 +36,14 @@ def largest_magnitude(pairs: list[Uint32]) -> Uint32:
 
 
 def scale_of(amax: Float32) -> Uint32:
-    """E4M3 byte of a sixth of a magnitude of at most 12 significant bits; docs/native.md says why it is exact."""
-    quotient = as_bits(amax * (1.0 / 6.0))
-    quotient = as_float((quotient + 0x100) & Uint32(0xFFFFFE00))
-    byte = to_e4m3(quotient, quotient) & 0xFF
-    return when(as_bits(amax) > _INFINITY, Uint32(NAN_SCALE), byte)
+    """E4M3 byte of a sixth of a magnitude of at most 12 significant bits; NaN for NaN."""
+    return when(as_bits(amax) > _INFINITY, Uint32(NAN_SCALE), nearest_scale(amax * (1.0 / 6.0)))
+
+
+def nearest_scale(quotient: Float32) -> Uint32:
+    """E4M3 byte of such a sixth, exactly, though the product is rounded; docs/native.md says why."""
+    rounded = as_float((as_bits(quotient) + 0x100) & Uint32(0xFFFFFE00))
+    return to_e4m3(rounded, Float32(0.0))
 
 
 def thresholds_of(scale: Float32, ties_toward_zero: Int32) -> list[Uint32]:
@@ -64,9 +67,11 @@ def thresholds_of(scale: Float32, ties_toward_zero: Int32) -> list[Uint32]:
 
 def quantize_block(pairs: list[Uint32], scale: Uint32, thresholds: list[Uint32]) -> list[Uint32]:
     """Packed codes of a block, eight a word."""
-    is_nan, is_zero = scale == NAN_SCALE, scale == 0
-    words = []
-    for start in range(0, len(pairs), 4):
-        word = codes_of_pairs(pairs[start : start + 4], thresholds)
-        words.append(when(is_nan, Uint32(NAN_CODES), when(is_zero, Uint32(0), word)))
-    return words
+    return [
+        codes_or_marks(codes_of_pairs(pairs[start : start + 4], thresholds), scale) for start in range(0, len(pairs), 4)
+    ]
+
+
+def codes_or_marks(codes: Uint32, scale: Uint32) -> Uint32:
+    """The packed codes, unless the scale is NaN or zero."""
+    return when(scale == NAN_SCALE, Uint32(NAN_CODES), when(scale == 0, Uint32(0), codes))

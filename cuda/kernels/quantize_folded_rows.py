@@ -7,9 +7,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.arch import block_idx, thread_idx
 from cutlass.experimental import primitives
-from kernels import folded_scale, nvfp4, publication, scale_pages, tile, transpose
+from kernels import folded_scale, half_quotients, nvfp4, publication, scale_pages, tile, transpose
 from kernels.publication import BLOCK
-from kernels.words import Float32, Uint32, from_e4m3, to_e4m3, view
+from kernels.words import Float32, Uint32, from_e4m3, to_e4m3, view, when
 
 Int32, Int64, Pointer, Constexpr = cutlass.Int32, cutlass.Int64, cutlass.Pointer, cutlass.Constexpr
 
@@ -43,6 +43,8 @@ def quantize_folded_rows(
     head_index = Int64(batch) * num_heads + head
     source, codes, pages, columns = (view(pointer, Uint32) for pointer in (source, codes, pages, columns))
     page = scale_pages.allocate(blocks)
+    exchange = folded_scale.allocate(2 * head_size)
+    half_step = half_quotients.half_step_of(num_rows)
 
     first_channels = [(block + half * _SHARED) * BLOCK for half in range(_HALVES)]
     rows = tile.load_rows(
@@ -50,13 +52,17 @@ def quantize_folded_rows(
     )
 
     for i in cutlass.range_constexpr(_ROWS_A_THREAD):
-        scale = folded_scale.best_scale(rows[i], nvfp4.largest_magnitude(rows[i]))
-        thresholds = nvfp4.thresholds_of(from_e4m3(scale), ties_toward_zero)
+        largest = nvfp4.largest_magnitude(rows[i])
+        unit = half_quotients.unit_of(largest)
+        magnitudes = half_quotients.in_units(rows[i], unit)
+        scale = folded_scale.best_scale(rows[i], magnitudes, unit, largest, half_step, exchange)
+        words = _codes(rows[i], magnitudes, scale, unit, half_step, ties_toward_zero)
         for half in cutlass.range_constexpr(_HALVES):
-            words = nvfp4.quantize_block(rows[i][8 * half : 8 * half + 8], scale, thresholds)
             of_half = block + half * _SHARED
             scale_pages.put(page, two_rows * _ROWS_A_THREAD + i, of_half, scale)
-            tile.store_codes(codes, words, first_row + i, code_rows, num_heads, of_half, head_size)
+            tile.store_codes(
+                codes, words[2 * half : 2 * half + 2], first_row + i, code_rows, num_heads, of_half, head_size
+            )
 
     if cutlass.const_expr(with_columns):
         turned = transpose.allocate(head_size)
@@ -71,3 +77,32 @@ def quantize_folded_rows(
     scale_pages.copy(page, pages, tile_index, blocks)
     if cutlass.const_expr(with_columns):
         transpose.copy(turned, columns, head_index, row_tiles, head_size)
+
+
+@cute.jit
+def _codes(
+    pairs: list[Uint32],
+    magnitudes: list[Uint32],
+    scale: Uint32,
+    unit: Uint32,
+    half_step: Uint32,
+    ties_toward_zero: Int32,
+) -> list[Uint32]:
+    """Packed codes of both blocks, eight a word."""
+    factor = when(ties_toward_zero != 0, Float32(1.0), Float32(half_quotients.UP_ON_TIE))
+    inverse = half_quotients.inverse_of(from_e4m3(scale), unit, factor)
+    words = [Uint32(0) for _ in range(len(pairs) // 4)]
+    if ties_toward_zero != 0:
+        words = _words(pairs, magnitudes, inverse, half_step, ties_toward_zero=True)
+    else:
+        words = _words(pairs, magnitudes, inverse, half_step, ties_toward_zero=False)
+    return [nvfp4.codes_or_marks(word, scale) for word in words]
+
+
+def _words(
+    pairs: list[Uint32], magnitudes: list[Uint32], inverse: Uint32, half_step: Uint32, ties_toward_zero: bool
+) -> list[Uint32]:
+    return [
+        half_quotients.codes_of_pairs(pairs[i : i + 4], magnitudes[i : i + 4], inverse, half_step, ties_toward_zero)
+        for i in range(0, len(pairs), 4)
+    ]

@@ -49,6 +49,32 @@ def cases() -> Iterator[Case]:
             )
 
 
+def folded_rows(source: np.ndarray, ties: str) -> Case:
+    """The kernel that shares scales between the halves of a row.
+
+    Args:
+      source: bfloat16 [128, 128].
+      ties: "even" or "toward_zero".
+    """
+    name = "quantize_folded_rows_h128"
+    (kernel,) = (k for k in json.loads(_MANIFEST.read_text())["kernels"] if k["name"] == name)
+    rows, channels = source.shape
+    codes = np.zeros((1, 1, rows, channels // 2), np.uint8)
+    pages = np.zeros((1, 1, 1, channels // 64, _PAGE_BYTES), np.uint8)
+    sizes = (np.int32(rows), np.int32(1), np.int32(rows))
+    rule = (np.int32(ties == "toward_zero"), _MULTIPLIER)
+    return Case(
+        name,
+        _CUBIN.with_suffix(".ptx").read_text(),
+        (source.view(np.uint16)[None, :, None], codes, pages, _NULL, _NULL, _NULL, *sizes, *rule),
+        {},
+        block=(kernel["threads"], 1, 1),
+        shared_bytes=kernel["shared_bytes"],
+        cubin=_CUBIN,
+        entry=kernel["entry"],
+    )
+
+
 def _tiles(rows: int) -> int:
     return -(-rows // _ROWS_A_TILE)
 
