@@ -129,7 +129,8 @@ class BackwardCall {
     const CUtensorMap gradient_columns_map = Columns(gradient_columns_, b * n * h, rows, kHalfRow);
     const CUtensorMap key_columns_map = Columns(key_columns_, b * k * h, PaddedRows(s), kRow);
     const int32_t num_queries = t, num_keys = s, query_heads = n, kv_heads = k;
-    const int32_t section = std::clamp<int64_t>(kSectionBytes / (n / k * rows * h * kQueryBytes), 1, k);
+    const int64_t head_bytes = std::max<int64_t>(n / k, 1) * rows * h * kQueryBytes;
+    const int32_t section = std::clamp<int64_t>(kSectionBytes / head_bytes, 1, k);
     const Grid grid = {static_cast<uint32_t>(k * Tiles(s)), static_cast<uint32_t>(b), 1};
     Launch(stream_, Kernel("backward") + (ordered_ ? "_ordered" : ""), grid, query_map, key_map, value_map,
            gradient_map, query_columns_map, gradient_columns_map, key_columns_map, statistics_, gradient_scale_,

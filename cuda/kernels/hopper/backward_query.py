@@ -206,24 +206,24 @@ def backward_query(
             ring.wait(value_ring.full(stage), parity)
             value_rows = backward_products.operand(value_ring.stage(stage), head_size, "e4m3")
             d_p = backward_products.of_shared(gradient_rows, value_rows, KEYS, head_size)
-            ring.wait(columns_ring.full(old_stage), old_parity)
-            product = backward_products.of_columns(old_d_s, columns_ring.stage(old_stage), "e4m3", head_size)
-            s = warpgroup.wait(2, s)
+            s = warpgroup.wait(1, s)
             p = backward_scores.probabilities(s, backward_scores.of_rows(offsets), log2_scale, lift)
             if seen.is_general():
                 p = seen.mask_general(p, key_tile)
             elif seen.is_partial(key_tile):
                 p = seen.mask_interval(p, key_tile)
-            d_query = backward_products.sums(d_query, warpgroup.wait(0, product))
-            d_p = warpgroup.wait(0, d_p)
+            p_bytes = backward_scores.as_bytes(p)
+            ring.wait(columns_ring.full(old_stage), old_parity)
+            product = backward_products.of_columns(old_d_s, columns_ring.stage(old_stage), "e4m3", head_size)
+            d_p = warpgroup.wait(1, d_p)
             steps.arrive(key_ring.empty(stage))
             steps.arrive(value_ring.empty(stage))
-            p_bytes = backward_scores.as_bytes(p)
             d_s = backward_scores.score_gradients(d_p, backward_scores.of_rows(row_statistics), p_bytes, factor)
             if seen.is_general():
                 d_s = seen.mask_general(d_s, key_tile)
             elif seen.is_partial(key_tile):
                 d_s = seen.mask_interval(d_s, key_tile)
+            d_query = backward_products.sums(d_query, warpgroup.wait(0, product))
             old_d_s = backward_scores.as_bytes(d_s)
             if j > 0:
                 steps.arrive(columns_ring.empty(old_stage))
