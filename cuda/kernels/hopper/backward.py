@@ -50,7 +50,7 @@ _BARRIER = 1  # of the consumers, once
 
 
 def _head_and_tile(block: Int32, num_keys: Int32, kv_heads: Int32, section: Int32) -> tuple[Int32, Int32]:
-    """What a thread block has: sections of heads one after another, in each of them the first key tiles of all heads."""
+    """What a thread block has: sections of heads one after another, in each the first tiles of all heads first."""
     key_tiles = (num_keys + tile.ROWS - 1) // tile.ROWS
     first_head = block // (section * key_tiles) * section
     heads, within = cutlass.min(section, kv_heads - first_head), block % (section * key_tiles)

@@ -44,11 +44,21 @@ TensorMap = cutlass.GridConstant[cuda.TensorMap]
 CONSUMERS = 2
 THREADS = 128 * (CONSUMERS + 1)
 _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 24, 240
+_STAGES = 3
 
 
 @cute.jit
 def _copy(target: Pointer, source: TensorMap, place: tuple[Int32, ...], barrier: Pointer) -> None:
     primitives.cp_async_bulk_tensor_shared_cta_global(target, source.get_ptr(), place, barrier)
+
+
+@cute.jit
+def _next_stage(stage: Int32, parity: Int32) -> tuple[Int32, Int32]:
+    """The stage after this one, and its parity."""
+    stage += 1
+    if stage == _STAGES:
+        stage, parity = Int32(0), parity ^ 1
+    return stage, parity
 
 
 @cute.kernel
@@ -111,7 +121,7 @@ def backward_query(
         view(shared.words(size // 4, 1024).data_ptr(), Uint8) for size in (4 * tile_bytes, 2 * tile_bytes)
     )
     key_ring, value_ring, columns_ring = ring.allocate(
-        *((steps.STAGES, size) for size in (2 * tile_bytes, tile_bytes, tile_bytes))
+        *((_STAGES, size) for size in (2 * tile_bytes, tile_bytes, tile_bytes))
     )
     resident = view(shared.words(4).data_ptr(), Int64)
     thread, _, _ = thread_idx()
@@ -170,7 +180,7 @@ def backward_query(
                 primitives.mbarrier_arrive_expect_tx(full, columns_ring.bytes)
                 columns = (key_tile * KEYS, kv_index * head_size)
                 _copy(columns_ring.stage(stage), key_columns_map, columns, full)
-                stage, parity = steps.next_stage(stage, parity)
+                stage, parity = _next_stage(stage, parity)
     else:
         primitives.setmaxregister(_CONSUMER_REGISTERS, "increase")
         consumer = warp // 4 - 1
@@ -228,7 +238,7 @@ def backward_query(
             if j > 0:
                 steps.arrive(columns_ring.empty(old_stage))
             old_stage, old_parity = stage, parity
-            stage, parity = steps.next_stage(stage, parity)
+            stage, parity = _next_stage(stage, parity)
         if keys.num_tiles > 0:
             ring.wait(columns_ring.full(old_stage), old_parity)
             product = backward_products.of_columns(old_d_s, columns_ring.stage(old_stage), "e4m3", head_size)

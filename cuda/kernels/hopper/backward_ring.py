@@ -1,4 +1,4 @@
-"""How the backward goes through its rings: their stages, and who arrives."""
+"""Who arrives at the barriers of the backward's rings."""
 
 import cutlass
 import cutlass.cute as cute
@@ -7,7 +7,6 @@ from cutlass.experimental import primitives
 
 Int32, Pointer = cutlass.Int32, cutlass.Pointer
 
-STAGES = 3
 CONSUMER_WARPS = 8
 
 
@@ -17,12 +16,3 @@ def arrive(barrier: Pointer) -> None:
     primitives.bar_warp_sync(0xFFFFFFFF)
     if lane_idx() == 0:
         primitives.mbarrier_arrive(barrier)
-
-
-@cute.jit
-def next_stage(stage: Int32, parity: Int32) -> tuple[Int32, Int32]:
-    """The stage after this one, and its parity."""
-    stage += 1
-    if stage == STAGES:
-        stage, parity = Int32(0), parity ^ 1
-    return stage, parity

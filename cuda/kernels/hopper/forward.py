@@ -37,6 +37,32 @@ def _first_row_of(job: items.Job, consumer: Int32, num_queries: Int32) -> Int32:
     return when(row < 0, num_queries, row)
 
 
+def _load(
+    keys: ring.Ring,
+    values: ring.Ring,
+    place: ring.Place,
+    key_map: TensorMap,
+    value_map: TensorMap,
+    kv_index: Int32,
+    key_tile: Int32,
+    key_tiles: Int32,
+    head_size: int,
+) -> None:
+    """Starts the copies of a tile of keys and of values, each when its stage is empty."""
+    row = (kv_index * key_tiles + key_tile) * tile.ROWS
+    ring.wait(keys.empty(place.stage), place.parity)
+    full = keys.full(place.stage)
+    primitives.mbarrier_arrive_expect_tx(full, keys.bytes)
+    for part in range(head_size // 64):
+        target = keys.stage(place.stage) + part * (tile.ROWS * warpgroup.SWIZZLE_BYTES)
+        primitives.cp_async_bulk_tensor_shared_cta_global(target, key_map.get_ptr(), (Int32(part * 64), row), full)
+    ring.wait(values.empty(place.stage), place.parity)
+    full = values.full(place.stage)
+    primitives.mbarrier_arrive_expect_tx(full, values.bytes)
+    column = (key_tile * tile.ROWS, kv_index * head_size)
+    primitives.cp_async_bulk_tensor_shared_cta_global(values.stage(place.stage), value_map.get_ptr(), column, full)
+
+
 @cute.jit
 def _release(of: ring.Ring, place: ring.Place) -> None:
     """Tells the producer that this warp has read a stage."""
@@ -211,44 +237,25 @@ def forward(
             counter = view(counter, Int32)
             while index < num_items:
                 item = work.item_of(index, _QUERY_ROWS, warpgroup.ROWS, num_queries, query_heads, batches, section)
-                index = items.next_index(counter, index, num_items)
-                row_limit = work.row_limit_of(item, num_queries, query_lengths)
-                keys = work.range_of(
-                    item, _QUERY_ROWS, row_limit, num_keys, key_lengths, order, key_offset, window_left, window_right
-                )
-                kv_head = item.batch * kv_heads + item.head // (query_heads // kv_heads)
-                job = items.Job(
-                    item.first_row,
-                    item.head,
-                    item.batch,
-                    kv_head,
-                    row_limit,
-                    keys.key_limit,
-                    keys.offset,
-                    keys.first_tile,
-                    keys.num_tiles,
+                index = items.next_index(counter, num_items)
+                job = items.job_of(
+                    item,
+                    _QUERY_ROWS,
+                    num_queries,
+                    num_keys,
+                    query_heads,
+                    kv_heads,
+                    query_lengths,
+                    key_lengths,
+                    order,
+                    key_offset,
+                    window_left,
+                    window_right,
                 )
                 item_place = items.give(handover, item_place, job)
-                for j in cutlass.range(keys.num_tiles):
-                    key_tile = keys.first_tile + j
-                    row = (kv_head * key_tiles + key_tile) * tile.ROWS
-                    ring.wait(key_ring.empty(place.stage), place.parity)
-                    full = key_ring.full(place.stage)
-                    primitives.mbarrier_arrive_expect_tx(full, key_bytes)
-                    for part in cutlass.range_constexpr(head_size // 64):
-                        target = key_ring.stage(place.stage) + part * (tile.ROWS * warpgroup.SWIZZLE_BYTES)
-                        primitives.cp_async_bulk_tensor_shared_cta_global(
-                            target, key_map.get_ptr(), (Int32(part * 64), row), full
-                        )
-                    ring.wait(value_ring.empty(place.stage), place.parity)
-                    full = value_ring.full(place.stage)
-                    primitives.mbarrier_arrive_expect_tx(full, value_bytes)
-                    primitives.cp_async_bulk_tensor_shared_cta_global(
-                        value_ring.stage(place.stage),
-                        value_map.get_ptr(),
-                        (key_tile * tile.ROWS, kv_head * head_size),
-                        full,
-                    )
+                for j in cutlass.range(job.num_tiles):
+                    key_tile = job.first_tile + j
+                    _load(key_ring, value_ring, place, key_map, value_map, job.kv_index, key_tile, key_tiles, head_size)
                     place = ring.following(place, _STAGES)
             items.give(handover, item_place, items.end())
     else:

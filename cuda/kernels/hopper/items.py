@@ -93,13 +93,42 @@ def allocate() -> Handover:
     return Handover(view(memory.data_ptr(), Int32), view(barriers.data_ptr(), Int64))
 
 
+def job_of(
+    item: work.Item,
+    rows: int,
+    num_queries: Int32,
+    num_keys: Int32,
+    query_heads: Int32,
+    kv_heads: Int32,
+    query_lengths: Pointer,
+    key_lengths: Pointer,
+    order: Pointer,
+    key_offset: Pointer,
+    window_left: Int32,
+    window_right: Int32,
+) -> Job:
+    """What an item is; ``rows`` are those of every item, for the others see :func:`kernels.hopper.forward.forward`."""
+    row_limit = work.row_limit_of(item, num_queries, query_lengths)
+    keys = work.range_of(item, rows, row_limit, num_keys, key_lengths, order, key_offset, window_left, window_right)
+    return Job(
+        item.first_row,
+        item.head,
+        item.batch,
+        item.batch * kv_heads + item.head // (query_heads // kv_heads),
+        row_limit,
+        keys.key_limit,
+        keys.offset,
+        keys.first_tile,
+        keys.num_tiles,
+    )
+
+
 @cute.jit
-def next_index(counter: Pointer, index: Int32, num_items: Int32) -> Int32:
+def next_index(counter: Pointer, num_items: Int32) -> Int32:
     """The next item of this thread block, or one from ``num_items`` on.
 
     Args:
       counter: int32 [], items taken besides the first one of each block; null if each block has one item.
-      index: The last one.
       num_items: Items there are.
     """
     index = num_items

@@ -235,9 +235,7 @@ def expanded_key(problem: Problem) -> np.ndarray:
     return arrays["values"]
 
 
-def differentiate(
-    problem: Problem, *, ordered: bool, seeds: Iterable[int] = (0,), section: int = 1
-) -> list[Gradients]:
+def differentiate(problem: Problem, *, ordered: bool, seeds: Iterable[int] = (0,), section: int = 1) -> list[Gradients]:
     """Runs the backward.
 
     Args:
