@@ -109,7 +109,7 @@ def best_scale(
 
 
 def _smallest_above(least: Uint32, keys: list[Uint32]) -> Uint32:
-    """The smallest key above another one, or infinity."""
+    """The smallest key above another one, or infinity; above infinity the smallest of all."""
     # Differences of keys that are not above it wrap around.
     beyond = least + 1
     distance = Uint32(_INFINITY) - beyond

@@ -43,7 +43,7 @@ def item_of(
     all heads come first; in every other section, counted from the last one, last, so that work goes on without a step.
 
     Args:
-      index: Of the item, from :func:`in_turn`.
+      index: Of the item.
       rows: Of an item.
       part: Rows of a part; parts of an item take no time where they have no rows. :attr:`Item.first_row` may be
         negative by whole parts.

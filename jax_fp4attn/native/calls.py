@@ -1,8 +1,9 @@
 """Custom calls: target names, operands, results and attributes, the contract with the native library.
 
-Target names end in the version of their contract; a change of operands, results, attributes or their meaning makes a
-new version. Operands are the array arguments of the step in order, those that are None left out; results are those of
-the reference, in order, and then the memory that the kernels work in. Attributes say which operands are there.
+Target names end in the version of their contract; from the first release on a change of operands, results, attributes
+or their meaning makes a new version. Operands are the array arguments of the step in order, those that are None left
+out; results are those of the reference, in order, and then the memory that the kernels work in. Attributes say which
+operands are there.
 """
 
 from collections.abc import Sequence

@@ -114,6 +114,20 @@ def test_thread_blocks_share_the_items_in_any_way() -> None:
     assert same_bits(one, many)
 
 
+def test_without_a_counter_every_thread_block_has_one_item() -> None:
+    recipe, shape, options = CASES["several items a block"]
+    problem = problem_of(recipe, *inputs(shape), **options)
+    (counted,), (alone,) = hopper.attend(problem), hopper.attend(problem, blocks=None)
+    assert same_bits(counted, alone)
+
+
+@pytest.mark.parametrize("options", [{"query_lengths": [0, 190]}, {"window": (30, 0)}], ids=str)
+def test_items_of_fewer_parts_restricted(options: dict[str, Any]) -> None:
+    problem = problem_of(recipes.square, *inputs(Shape(2, 257, 300, 1, 1, 64)), **options)
+    (actual,) = hopper.attend(problem, blocks=3)
+    assert_same_as_reference(problem, actual)
+
+
 @pytest.mark.parametrize("blocks", [1, 3])
 @pytest.mark.parametrize("num_queries", [64, 65, 128, 192, 193, 257, 321])
 def test_items_of_any_number_of_parts(num_queries: int, blocks: int) -> None:
@@ -125,7 +139,7 @@ def test_items_of_any_number_of_parts(num_queries: int, blocks: int) -> None:
 
 @pytest.mark.parametrize(("section", "blocks"), [(4, 1), (4, 5), (2, 44), (15, 7)])
 def test_sections_of_heads_do_not_matter(section: int, blocks: int) -> None:
-    """A last section of fewer heads, a last turn of fewer items, and more thread blocks than a turn has items."""
+    """A last section of fewer heads, and up to as many thread blocks as there are items."""
     problem = problem_of(recipes.train, *inputs(Shape(3, 200, 130, 5, 1, 64)), is_causal=True)
     (one,), (other,) = hopper.attend(problem), hopper.attend(problem, blocks=blocks, section=section)
     assert same_bits(one, other)

@@ -84,7 +84,8 @@ def paired_rows_map(data, rows, columns, box_rows):
     return TensorMap("u8", data, extents, strides, box, (1, 1, 1, 1), 0, f"{columns}B", 3, 0)
 
 
-def check_backward(driver, recipe, shape, visibility=Visibility(), is_causal=False, window=None):  # noqa: B008
+def check_backward(driver, recipe, shape, visibility=Visibility(), is_causal=False, window=None, section=None):  # noqa: B008
+    """All heads run together unless ``section`` says how many."""
     B, T, S, N, K, H = shape
     config = OperatorConfig(recipe, SCALE, is_causal, window)
     operands, rows, lse, scale = operands_of(config, shape, visibility)
@@ -182,7 +183,7 @@ def check_backward(driver, recipe, shape, visibility=Visibility(), is_causal=Fal
         "query_sums": query_sums,
         "key_gradient": address(gradients[1]),
         "value_gradient": address(gradients[2]),
-        "section": min(max(40 * 2**20 // (N // K * query_rows * H * 9), 1), K),
+        "section": K if section is None else section,
     }
     of_queries = {
         **row_maps(128, 64),
@@ -236,6 +237,20 @@ class TestLaunches:
     )
     def test_shapes(self, driver, shape, recipe):
         check_backward(driver, recipe, shape)
+
+    @pytest.mark.parametrize(
+        ("shape", "section"),
+        # A head of 8192 queries of 128 channels takes 9 MiB of the 40 MiB.
+        [
+            (Shape(1, 8192, 1, 24, 24, 128), 4),
+            (Shape(1, 4096, 1, 32, 8, 128), 2),
+            (Shape(1, 8192, 1, 4, 2, 64), 2),
+            (Shape(1, 2**16, 1, 2, 2, 128), 1),
+        ],
+        ids=str,
+    )
+    def test_heads_that_the_cache_holds_together(self, driver, shape, section):
+        check_backward(driver, recipes.train, shape, section=section)
 
     @both_accumulations
     @pytest.mark.parametrize("present", ["query", "key", "segments", "offset", "query, key, segments, offset"])

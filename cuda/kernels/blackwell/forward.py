@@ -86,7 +86,7 @@ def forward(
       query_heads: N.
       kv_heads: K.
       batches: B.
-      num_items: See :func:`kernels.work.item_of`.
+      num_items: Items there are, see :func:`kernels.work.item_of`.
       section: Likewise.
       window_left: A query sees keys at most so far behind it.
       window_right: And so far ahead of it.

@@ -16,8 +16,8 @@ Products of 8-bit floats keep 13 bits behind the leading one, so each tile's is 
 
 While the scores of a tile become probabilities, dP is computed; while the gradients of scores go to shared memory, dV.
 dQ is that of the tile before, whose gradients of scores both warpgroups have written by then: the first step has a
-product of zeros, and the last one follows the loop. Registers are what there is least of: no product but dQ is under
-way while the next one's operands are made, and each of them adds to its sums at once.
+product of zeros, and the last one follows the loop. Registers are what there is least of, so that each product adds to
+its sums before the next operands are made.
 """
 
 import cutlass

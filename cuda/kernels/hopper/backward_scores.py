@@ -9,7 +9,7 @@ from cutlass.cute.arch import lane_idx
 from cutlass.experimental import primitives
 from kernels.hopper.backward_queries import GROUPS, QUERIES
 from kernels.hopper.key_order import accumulators_of_group
-from kernels.instructions import exp2, four_e4m3, fused, halves_of_e4m3, smaller_or_nan
+from kernels.instructions import exp2, four_e4m3, fused, halves_of_e4m3, smaller_or_nan, values_of_halves
 from kernels.words import Float32, Uint8, Uint32, bytes_of, view
 
 Int32, Pointer = cutlass.Int32, cutlass.Pointer
@@ -65,7 +65,7 @@ def score_gradients(
     values = list(gradients)
     for place, word in enumerate(p):
         group, row = place // 2, place % 2
-        rounded = [value for pair in (word, word >> 16) for value in _values_of_halves(halves_of_e4m3(pair))]
+        rounded = [value for pair in (word, word >> 16) for value in values_of_halves(halves_of_e4m3(pair))]
         for i, index in enumerate(accumulators_of_group(group, row)):
             values[index] = fused(gradients[index], factor, statistics[index]) * rounded[i]
     return values
@@ -107,8 +107,3 @@ def clear(target: Pointer, thread: Int32) -> None:
     for start in range(0, QUERIES * _ROW_BYTES, 256 * _CHUNK):
         view(target + (start + thread * _CHUNK), Uint32).store(zeros, alignment=16)
     cute.arch.fence_view_async_shared()
-
-
-def _values_of_halves(pair: Uint32) -> list[Float32]:
-    code = "{ .reg .b16 l, h; mov.b32 {l, h}, {$r0}; cvt.f32.f16 {$w0}, l; cvt.f32.f16 {$w1}, h; }"
-    return list(primitives.inline_ptx(code, write_only_types=[Float32, Float32], read_only_args=[pair]))

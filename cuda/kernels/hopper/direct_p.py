@@ -47,7 +47,7 @@ _LOG2_SIX = 2.584962500721156
 _LN_2 = 0.6931471805599453
 _MAX_EXPONENT, _MIN_STORED_EXPONENT = 127.0, -126.0
 _ROUNDER = 12582912.0  # 1.5 * 2**23
-_HALF_STEP, _CODES = 0x01000100, 0x0E000E00
+_CODES = 0x0E000E00
 _TOP = 0x0FFF0FFF  # still code 7
 _CODE_EXPONENT = -14  # of the scaled codes in float16
 _FACTOR_EXPONENT = 30  # of float16, for the block with the largest scale; the largest there is
@@ -67,7 +67,7 @@ class Constants:
       map: The code map.
       map_constants: Its numbers.
       anchor_keys: How many leading keys give the row reference; 0 for reference zero.
-      half_step: Of the scaled codes, for two, from :func:`half_step_of`.
+      half_step: Of the scaled codes, for two, from :func:`kernels.half_quotients.half_step_of`.
     """
 
     log2_scale: Float32
@@ -78,16 +78,6 @@ class Constants:
     map: cutlass.Constexpr[code_maps.Map]
     anchor_keys: cutlass.Constexpr[int]
     half_step: Uint32
-
-
-def half_step_of(count: Int32) -> Uint32:
-    """Half a step of the codes.
-
-    Args:
-      count: Any number that is not negative. The assembler does not know that, and so it keeps the sum in a register;
-        a constant it would load anew for each use, by an instruction that the tensor cores slow down.
-    """
-    return Uint32(_HALF_STEP) + Uint32(count >> 31)
 
 
 @dataclasses.dataclass(frozen=True)

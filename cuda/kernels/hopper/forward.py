@@ -9,7 +9,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.arch import block_idx, thread_idx, warp_idx
 from cutlass.experimental import cuda, primitives
-from kernels import code_maps, ring, shared, tile, work
+from kernels import code_maps, half_quotients, ring, shared, tile, work
 from kernels.hopper import direct_p, epilogue, items, online_softmax, query_tile, visibility, warpgroup
 from kernels.instructions import fused
 from kernels.words import Float32, Uint8, Uint32, view, when
@@ -197,7 +197,7 @@ def forward(
       query_heads: N.
       kv_heads: K.
       batches: B.
-      num_items: See :func:`work.item_of`.
+      num_items: Items there are, see :func:`work.item_of`.
       section: Likewise.
       window_left: A query sees keys at most so far behind it.
       window_right: And so far ahead of it.
@@ -276,7 +276,7 @@ def forward(
                 map_constants,
                 code_map,
                 anchor_keys,
-                direct_p.half_step_of(num_items),
+                half_quotients.half_step_of(num_items),
             )
         item_place = ring.Place(Int32(0), Int32(0))
         job = items.take(handover, item_place)

@@ -73,14 +73,14 @@ def expanded_value(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
 
 
 def attend(
-    problem: Problem, seeds: Iterable[int] = (0,), blocks: int = 2, section: int | None = None
+    problem: Problem, seeds: Iterable[int] = (0,), blocks: int | None = 2, section: int | None = None
 ) -> list[Attention]:
     """Expands key and value and runs the attention kernel.
 
     Args:
       problem: What to compute.
       seeds: Of the schedules.
-      blocks: Thread blocks at most.
+      blocks: Thread blocks at most; None for one for each item, without a counter.
       section: Heads that are sorted together, of those of all batches; None for one head or all.
 
     Returns:
@@ -102,14 +102,14 @@ def attend(
         "key_map": expanded_key(problem).reshape(-1, H),
         "value_map": value.reshape(B * K * H, -1),
         "value_exponents": exponents,
-        "counter": np.zeros(1, np.int32),
+        "counter": None if blocks is None else np.zeros(1, np.int32),
         **common_values(problem, items),
     }
     if section is not None:
         values["section"] = section
     return [
         Attention(x["output"].view(ml_dtypes.bfloat16).astype(np.float32).swapaxes(1, 2), x["lse"])
-        for x in launch(kernel, (min(items, blocks), 1, 1), values, seeds)
+        for x in launch(kernel, (items if blocks is None else min(items, blocks), 1, 1), values, seeds)
     ]
 
 
