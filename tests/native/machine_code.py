@@ -14,7 +14,7 @@ def of_kernels(target: str, prefix: str) -> dict[str, str]:
     """Machine code as text of the kernels whose name begins so, by name; skips without a disassembler."""
     tool = _disassembler()
     if tool is None:
-        pytest.skip("there is no cuobjdump")
+        pytest.skip("no cuobjdump: pip install nvidia-cuda-cuobjdump")
     command = [tool, "-sass", BUILT / f"kernels.{target}.cubin"]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     functions = dict(part.split("\n", 1) for part in text.split("Function : ")[1:])

@@ -33,7 +33,7 @@ _QUERY_BARRIER = 1  # and the next two: the query rows of a consumer are there, 
 
 def _first_row_of(job: items.Job, consumer: Int32, num_queries: Int32) -> Int32:
     """The first row of a warpgroup, or one behind the last if the item has no rows for it."""
-    row = job.first_row + consumer * warpgroup.ROWS
+    row = job.item.first_row + consumer * warpgroup.ROWS
     return when(row < 0, num_queries, row)
 
 
@@ -253,8 +253,8 @@ def forward(
                     window_right,
                 )
                 item_place = items.give(handover, item_place, job)
-                for j in cutlass.range(job.num_tiles):
-                    key_tile = job.first_tile + j
+                for j in cutlass.range(job.keys.num_tiles):
+                    key_tile = job.keys.first_tile + j
                     _load(key_ring, value_ring, place, key_map, value_map, job.kv_index, key_tile, key_tiles, head_size)
                     place = ring.following(place, _STAGES)
             items.give(handover, item_place, items.end())
@@ -281,7 +281,7 @@ def forward(
         item_place = ring.Place(Int32(0), Int32(0))
         job = items.take(handover, item_place)
         while items.is_item(job):
-            head_index = Int64(job.batch) * query_heads + job.head
+            head_index = Int64(job.item.batch) * query_heads + job.item.head
             first_row = _first_row_of(job, consumer, num_queries)
             primitives.barrier_cta_sync(barrier_id=_QUERY_BARRIER + consumer, thread_count=128)
             query_tile.load(
@@ -300,8 +300,8 @@ def forward(
                     first_row,
                     window_left,
                     window_right,
-                    _of_batch(query_segments, job.batch, num_queries),
-                    _of_batch(key_segments, job.batch, num_keys),
+                    _of_batch(query_segments, job.item.batch, num_queries),
+                    _of_batch(key_segments, job.item.batch, num_keys),
                     order,
                     num_queries,
                     num_keys,
@@ -312,7 +312,7 @@ def forward(
             first_exponent = job.kv_index * key_tiles
             o = [Float32(0.0) for _ in range(head_size // 2)]
             state = _softmax(code_map).before_any_tile()
-            for _ in cutlass.range(first_tile - job.first_tile):
+            for _ in cutlass.range(first_tile - job.keys.first_tile):
                 place = _skip(key_ring, value_ring, place)
             for key_tile in cutlass.range(first_tile, end_tile):
                 s = warpgroup.wait(0, _scores(a, key_ring, place, head_size))
@@ -326,7 +326,7 @@ def forward(
                 _release(value_ring, place)
                 o = _accumulated(o, t, factors, code_map)
                 place = ring.following(place, _STAGES)
-            for _ in cutlass.range(job.first_tile + job.num_tiles - end_tile):
+            for _ in cutlass.range(job.keys.first_tile + job.keys.num_tiles - end_tile):
                 place = _skip(key_ring, value_ring, place)
             rows = seen.rows()
             totals = [epilogue.sum_over_four(total) for total in state.total]
@@ -335,7 +335,15 @@ def forward(
             ]
             factors, logs = _softmax(code_map).normalize(state, totals, sees, constants)
             epilogue.store_output(
-                view(output, Uint32), o, factors, rows, num_queries, query_heads, job.head, job.batch, head_size
+                view(output, Uint32),
+                o,
+                factors,
+                rows,
+                num_queries,
+                query_heads,
+                job.item.head,
+                job.item.batch,
+                head_size,
             )
             for row in cutlass.range_constexpr(2):
                 epilogue.store_lse(view(lse, Float32), logs[row], rows[row], num_queries, head_index)

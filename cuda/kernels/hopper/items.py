@@ -24,7 +24,10 @@ from kernels.words import Uint32, view
 Int32, Int64, Pointer = cutlass.Int32, cutlass.Int64, cutlass.Pointer
 
 STAGES = 2
-_WORDS = 12
+_ITEM = len(dataclasses.fields(work.Item))
+_KEYS = _ITEM + 2
+_NUMBERS = _KEYS + len(dataclasses.fields(work.Range))
+_WORDS = 12  # in whole vectors of four
 _END = -1
 
 
@@ -33,31 +36,26 @@ class Job:
     """What the consumers need to know of an item.
 
     Attributes:
-      first_row: Of the item; negative by whole parts.
-      head: Query head.
-      batch: Batch entry.
+      item: Its rows and head.
       kv_index: Of batch entry and key/value head.
       row_limit: Rows from here on see nothing.
-      key_limit: Keys from here on are seen by nobody.
-      offset: Position of key 0 minus that of query 0.
-      first_tile: First key tile.
-      num_tiles: Key tiles.
+      keys: Its key tiles.
     """
 
-    first_row: Int32
-    head: Int32
-    batch: Int32
+    item: work.Item
     kv_index: Int32
     row_limit: Int32
-    key_limit: Int32
-    offset: Int32
-    first_tile: Int32
-    num_tiles: Int32
+    keys: work.Range
 
-    @property
-    def keys(self) -> work.Range:
-        """Key tiles of the item."""
-        return work.Range(self.key_limit, self.offset, self.first_tile, self.num_tiles)
+    @staticmethod
+    def of_words(words: list[Int32]) -> "Job":
+        """The job that :meth:`words` gave."""
+        return Job(work.Item(*words[:_ITEM]), *words[_ITEM:_KEYS], work.Range(*words[_KEYS:_NUMBERS]))
+
+    def words(self) -> list[Int32]:
+        """Its numbers."""
+        item, keys = ([getattr(part, x.name) for x in dataclasses.fields(part)] for part in (self.item, self.keys))
+        return [*item, self.kv_index, self.row_limit, *keys]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,17 +108,7 @@ def job_of(
     """What an item is; ``rows`` are those of every item, for the others see :func:`kernels.hopper.forward.forward`."""
     row_limit = work.row_limit_of(item, num_queries, query_lengths)
     keys = work.range_of(item, rows, row_limit, num_keys, key_lengths, order, key_offset, window_left, window_right)
-    return Job(
-        item.first_row,
-        item.head,
-        item.batch,
-        item.batch * kv_heads + item.head // (query_heads // kv_heads),
-        row_limit,
-        keys.key_limit,
-        keys.offset,
-        keys.first_tile,
-        keys.num_tiles,
-    )
+    return Job(item, item.batch * kv_heads + item.head // (query_heads // kv_heads), row_limit, keys)
 
 
 @cute.jit
@@ -144,8 +132,7 @@ def next_index(counter: Pointer, num_items: Int32) -> Int32:
 @cute.jit
 def give(handover: Handover, place: ring.Place, job: Job) -> ring.Place:
     """Hands an item to the consumers, by the producer's thread."""
-    fields = [getattr(job, field.name) for field in dataclasses.fields(Job)]
-    words = [Uint32(field) for field in fields] + [Uint32(0)] * (_WORDS - len(fields))
+    words = [Uint32(word) for word in job.words()] + [Uint32(0)] * (_WORDS - _NUMBERS)
     ring.wait(handover.empty(place.stage), place.parity)
     target = view(handover.memory + place.stage * _WORDS, Uint32)
     for start in cutlass.range_constexpr(0, _WORDS, 4):
@@ -156,7 +143,7 @@ def give(handover: Handover, place: ring.Place, job: Job) -> ring.Place:
 
 def end() -> Job:
     """Stands behind the last item."""
-    return Job(*(Int32(_END) for _ in dataclasses.fields(Job)))
+    return Job.of_words([Int32(_END)] * _NUMBERS)
 
 
 @cute.jit
@@ -168,9 +155,9 @@ def take(handover: Handover, place: ring.Place) -> Job:
     primitives.bar_warp_sync(0xFFFFFFFF)
     with cute.arch.elect_one():
         primitives.mbarrier_arrive(handover.empty(place.stage))
-    return Job(*(cute.arch.make_warp_uniform(word) for word in words[: len(dataclasses.fields(Job))]))
+    return Job.of_words([cute.arch.make_warp_uniform(word) for word in words[:_NUMBERS]])
 
 
 def is_item(job: Job) -> cutlass.Boolean:
     """Whether there is an item."""
-    return job.head != _END
+    return job.item.head != _END
