@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_fp4attn.config import OperatorConfig, Visibility
-from jax_fp4attn.formats import round_to_bfloat16
 from jax_fp4attn.operations import BACKWARD, FORWARD, QUANTIZE, QUANTIZE_FOR_TRAINING, Static
 from jax_fp4attn.reference import BackwardOperands
 from jax_fp4attn.transforms import ArrayType, apply, type_of
@@ -94,7 +93,7 @@ def _backward_rule(
         residuals.operands,
         residuals.output,
         residuals.lse,
-        round_to_bfloat16(d_output).astype(jnp.bfloat16),
+        d_output.astype(jnp.bfloat16),  # For a bfloat16 it is nothing, where rounding would write a copy.
         jnp.swapaxes(d_lse, 1, 2),
         residuals.bias,
         residuals.visibility,

@@ -75,6 +75,7 @@ def round_to_bfloat16(x: ArrayLike) -> jax.Array:
       >>> float(round_to_bfloat16(1.0 + 2**-9))
       1.0
     """
+    # Of bfloat16, too: XLA may leave out a conversion to it and back, with the rounding, but not this.
     return lax.reduce_precision(jnp.asarray(x, jnp.float32), exponent_bits=8, mantissa_bits=7)
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_fp4attn.config import OperatorConfig
-from jax_fp4attn.formats import E5M2, block_exponent, decode, encode, exp2_int
+from jax_fp4attn.formats import E5M2, block_exponent, decode, encode, exp2_int, round_to_bfloat16
 from jax_fp4attn.formats.reductions import sum_of_neighbours
 from jax_fp4attn.recipe import Recipe
 from jax_fp4attn.reference.operands import head_major
@@ -84,8 +84,10 @@ def gradient_scale(
     recipe = config.recipe
     if recipe.backward != "fp8" or recipe.output_gradient_scale == "unit":
         return jnp.ones((lse.shape[0], num_kv_heads), jnp.float32)
-    d_output, d_lse = _contributing(lse, head_major(output_gradient, None), lse_gradient)
-    row_amax = jnp.maximum(jnp.max(jnp.abs(d_output), axis=3), jnp.abs(d_lse))
+    # Rounding keeps the order of numbers, so it can wait for the maximum.
+    row_amax = round_to_bfloat16(jnp.max(jnp.abs(output_gradient), axis=3))
+    row_amax = jnp.maximum(jnp.swapaxes(row_amax, 1, 2), jnp.abs(lse_gradient))
+    row_amax = jnp.where(contributing_rows(lse), row_amax, 0.0)
     amax = jnp.max(group_heads(row_amax, num_kv_heads), axis=(2, 3))
     if sequence_axis is not None:
         amax = lax.pmax(amax, sequence_axis)

@@ -130,6 +130,12 @@ class TestOneDevice:
         assert sorted(present) == ["has_key_lengths", "has_segment_ids"]
         assert attributes["recipe_code_map"] == "signedsquare(0.64,0.39,0.68)"
 
+    def test_bfloat16_is_not_rounded_again(self):
+        """XLA would do it, and write a copy of each array that a call takes; the amax of dO is rounded when found."""
+        program = lower(gradients(attend), *shaped(QUERY, KEY, KEY, QUERY))
+        rounded = re.findall(r"reduce_precision.*tensor<(\w+)>", program)
+        assert rounded == ["2x40x4xf32"]
+
     def test_targets_of_the_gradient(self):
         program = calls(lower(gradients(attend), *shaped(QUERY, KEY, KEY, QUERY)))
         assert [call[0].removeprefix("jax_fp4attn_") for call in program] == [

@@ -36,7 +36,7 @@ from kernels.hopper import (
     warpgroup,
 )
 from kernels.hopper import backward_ring as steps
-from kernels.hopper.backward_memory import SCORE_BYTES, STATISTICS
+from kernels.hopper.backward_memory import SCORE_BYTES, STATISTICS, Memory
 from kernels.hopper.backward_queries import QUERIES
 from kernels.words import Float32, Uint32, view
 
@@ -55,6 +55,16 @@ def _head_and_tile(block: Int32, num_keys: Int32, kv_heads: Int32, section: Int3
     first_head = block // (section * key_tiles) * section
     heads, within = cutlass.min(section, kv_heads - first_head), block % (section * key_tiles)
     return first_head + within % heads, within // heads
+
+
+def _add_to_query(
+    sums: Pointer, memory: Memory, accumulators: list[Float32], query_tile: Int32, warp: Int32, head_size: int
+) -> None:
+    """Adds a product to the gradient of the query, whoever does it with this head size."""
+    if backward_query_sums.by_copy_engine(head_size):
+        backward_query_sums.add_by_copy_engine(sums, memory.query_sums, accumulators, query_tile, warp, head_size)
+    else:
+        backward_query_sums.add_by_threads(sums, accumulators, query_tile, warp, head_size)
 
 
 @cute.kernel
@@ -126,6 +136,7 @@ def backward(
       with_query: Whether to add to the query's gradient; otherwise :mod:`kernels.hopper.backward_query` makes it.
     """
     columns_bytes = QUERIES * head_size
+    by_copy_engine = backward_query_sums.by_copy_engine(head_size)
     memory = backward_memory.allocate(head_size, with_query)
     thread, _, _ = thread_idx()
     warp = cute.arch.make_warp_uniform(warp_idx())
@@ -245,11 +256,12 @@ def backward(
                     d_query = backward_products.of_shared(old_scores, key_channels, head_size // 2, tile.ROWS)
                 product = backward_products.of_columns(d_s_bytes, columns + columns_bytes, "e4m3", head_size)
                 if cutlass.const_expr(with_query):
-                    backward_query_sums.wait_until_read(warp)
+                    if cutlass.const_expr(by_copy_engine):
+                        backward_query_sums.wait_until_read(warp)
                     d_query = warpgroup.wait(1, d_query)
                     steps.arrive(exchanged + buffer)
                     if step > 0:
-                        backward_query_sums.add(query_sums, memory.query_sums, d_query, old_tile, warp, head_size)
+                        _add_to_query(query_sums, memory, d_query, old_tile, warp, head_size)
                 d_key = backward_products.sums(d_key, warpgroup.wait(0, product))
                 steps.arrive(columns_ring.empty(place.stage))
                 old_tile = head * query_tiles + query_tile
@@ -261,10 +273,12 @@ def backward(
                 ring.wait(exchanged + buffer, (step - 1) >> 1 & 1)
                 old_scores = backward_products.operand(scores + buffer * SCORE_BYTES, tile.ROWS, "e4m3")
                 d_query = backward_products.of_shared(old_scores, key_channels, head_size // 2, tile.ROWS)
-                backward_query_sums.wait_until_read(warp)
+                if cutlass.const_expr(by_copy_engine):
+                    backward_query_sums.wait_until_read(warp)
                 d_query = warpgroup.wait(0, d_query)
-                backward_query_sums.add(query_sums, memory.query_sums, d_query, old_tile, warp, head_size)
-                backward_query_sums.wait_until_read(warp)
+                _add_to_query(query_sums, memory, d_query, old_tile, warp, head_size)
+                if cutlass.const_expr(by_copy_engine):
+                    backward_query_sums.wait_until_read(warp)
         true_unit = unit * backward_query_sums.inverse_scale(gradient_scale, Int64(kv_index))
         for gradient, sums in ((key_gradient, d_key), (value_gradient, d_value)):
             epilogue.store_output(

@@ -9,7 +9,7 @@
 | query | 64 queries, a part for each 64 channels | 128, float16 | ring, with the statistics |
 | output gradient | 64 queries | head_size, E5M2 | ring |
 | columns of output gradient and query | head_size channels each | 64 queries, E5M2 and E4M3 | ring |
-| dQ | see :mod:`kernels.hopper.backward_query_sums` | | each consumer its half of the channels |
+| dQ for the copy engine | see :mod:`kernels.hopper.backward_query_sums` | | each consumer half of the channels |
 
 Besides the barriers of the rings there are
 
@@ -27,7 +27,7 @@ import dataclasses
 import cutlass
 from cutlass.experimental import primitives
 from kernels import shared, tile
-from kernels.hopper import backward_ring, warpgroup
+from kernels.hopper import backward_query_sums, backward_ring, warpgroup
 from kernels.hopper.backward_queries import QUERIES
 from kernels.ring import Ring
 from kernels.ring import allocate as allocate_rings
@@ -61,7 +61,8 @@ class Memory:
       statistics: float32 [stages, 2, 64], written with the query.
       resident: Barrier.
       exchanged: Two barriers.
-      query_sums: float32 [2, 64 head_size / 2], what each consumer adds to dQ next; None if dQ is computed elsewhere.
+      query_sums: float32 [2, 64 head_size / 2], what the copy engine adds to dQ next for each consumer; None if it adds
+        nothing.
     """
 
     key: Pointer
@@ -93,7 +94,9 @@ def allocate(head_size: int, with_query: bool) -> Memory:
         view(shared.words(size // 4, _ALIGNMENT).data_ptr(), Uint8)
         for size in (key_bytes, tile.ROWS * head_size, tile.ROWS * head_size, 2 * SCORE_BYTES)
     )
-    sums = view(shared.words(tile_bytes, _ALIGNMENT).data_ptr(), Float32) if with_query else None
+    sums = None
+    if with_query and backward_query_sums.by_copy_engine(head_size):
+        sums = view(shared.words(tile_bytes, _ALIGNMENT).data_ptr(), Float32)
     stages = _RING_CHANNELS // head_size
     rings = allocate_rings(*((stages, size) for size in (2 * tile_bytes, tile_bytes, 2 * tile_bytes)))
     statistics = view(shared.words(stages * STATISTICS).data_ptr(), Float32)

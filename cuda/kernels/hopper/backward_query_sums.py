@@ -1,9 +1,11 @@
 """The gradient of the query: sums over key tiles in float32, and their conversion at the end.
 
 The sums of a tile of 64 queries lie as accumulators do: float32 [tiles, 2 warpgroups of head_size / 2 channels,
-head_size / 16, 128 threads, 4]. So a warpgroup leaves its accumulators in shared memory, 16 bytes a thread, and the
-copy engine adds them, contiguous bytes to contiguous bytes, while the warps go on. Additions by the threads themselves
-would stand in the way of whatever else they read or write, spilled registers and fences included.
+head_size / 16, 128 threads, 4], so that a warp adds to contiguous memory.
+
+With head size 64 each thread adds its own. With 128 a warpgroup leaves its accumulators in shared memory, and the copy
+engine adds them while the warps go on: additions by the threads stand in the way of whatever else they read or write,
+spilled registers included, of which there are none with 64.
 """
 
 import cutlass
@@ -39,9 +41,14 @@ def inverse_scale(gradient_scale: Pointer, group: Int64) -> Float32:
     return as_float(Uint32(_TWICE_BIAS) - load_if(Boolean(True), view(gradient_scale, Uint32) + group, 1)[0])
 
 
+def by_copy_engine(head_size: int) -> bool:
+    """Whether the copy engine adds."""
+    return head_size == 128
+
+
 @cute.jit
 def wait_until_read(warp: Int32) -> None:
-    """Waits, with the warpgroup, until the copy engine has read what :func:`add` left before.
+    """Waits, with the warpgroup, until the copy engine has read what :func:`add_by_copy_engine` left before.
 
     Args:
       warp: Index of the warp in the thread block.
@@ -52,11 +59,31 @@ def wait_until_read(warp: Int32) -> None:
     _meet(warp)
 
 
+def add_by_threads(
+    sums: Pointer, accumulators: list[Float32], query_tile: Int32, warp: Int32, head_size: Constexpr
+) -> None:
+    """Adds half of the channels of a tile.
+
+    Args:
+      sums: float32 [B, N, T', head_size].
+      accumulators: Of this thread, with ``head_size / 2`` columns.
+      query_tile: Tile, counted from the first one of the array.
+      warp: Index of the warp in the thread block; the warpgroups after the first have a half of the channels each.
+      head_size: 64 or 128.
+    """
+    target = sums + (_offset(query_tile, warp, head_size) + thread_idx()[0] % _THREADS * 4)
+    for start in range(0, len(accumulators), 4):
+        primitives.inline_ptx(
+            "{ red.relaxed.gpu.global.add.v4.f32 [{$r0}], {" + "{$r1}, {$r2}, {$r3}, {$r4}" + "}; }",
+            read_only_args=[target + start * _THREADS, *accumulators[start : start + 4]],
+        )
+
+
 @cute.jit
-def add(
+def add_by_copy_engine(
     sums: Pointer, left: Pointer, accumulators: list[Float32], query_tile: Int32, warp: Int32, head_size: Constexpr
 ) -> None:
-    """Adds half of the channels of a tile, after :func:`wait_until_read`.
+    """The same by the copy engine, after :func:`wait_until_read`.
 
     Args:
       sums: float32 [B, N, T', head_size].
@@ -78,12 +105,17 @@ def add(
             primitives.inline_ptx(
                 f"cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [{{$r0}}], [{{$r1}}], {4 * count};"
                 " cp.async.bulk.commit_group;",
-                read_only_args=[sums + (Int64(query_tile) * 2 + _half(warp)) * count, mine],
+                read_only_args=[sums + _offset(query_tile, warp, head_size), mine],
             )
 
 
 def _half(warp: Int32) -> Int32:
     return warp // _WARPS - 1
+
+
+def _offset(query_tile: Int32, warp: Int32, head_size: int) -> Int64:
+    """Of the half of a tile that a warp has."""
+    return (Int64(query_tile) * 2 + _half(warp)) * (QUERIES * head_size // 2)
 
 
 def _meet(warp: Int32) -> None:

@@ -237,7 +237,6 @@ def forward(
             counter = view(counter, Int32)
             while index < num_items:
                 item = work.item_of(index, _QUERY_ROWS, warpgroup.ROWS, num_queries, query_heads, batches, section)
-                index = items.next_index(counter, num_items)
                 job = items.job_of(
                     item,
                     _QUERY_ROWS,
@@ -257,6 +256,7 @@ def forward(
                     key_tile = job.keys.first_tile + j
                     _load(key_ring, value_ring, place, key_map, value_map, job.kv_index, key_tile, key_tiles, head_size)
                     place = ring.following(place, _STAGES)
+                index = items.next_index(counter, num_items)
             items.give(handover, item_place, items.end())
     else:
         primitives.setmaxregister(_CONSUMER_REGISTERS, "increase")

@@ -1,8 +1,9 @@
 """How the items of work reach the warpgroups of a thread block, whichever of them is free first.
 
-A thread block begins with the item of its own number. Then its producer takes the next one that no block has taken from
-a counter in global memory, works out what it is, and hands it on through shared memory, one item ahead of those that
-compute: a division is dear beside the tensor cores.
+A thread block begins with the item of its own number. When its producer has asked for all tiles of an item, it takes
+the next one that no block has taken from a counter in global memory, works out what it is, and hands it on through
+shared memory: a division is dear beside the tensor cores. Had it taken that one earlier, a block with a long item would
+keep a second one to itself while others have nothing left.
 
 | barrier | arrives | completes when |
 |---|---|---|
