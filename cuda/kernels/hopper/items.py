@@ -33,6 +33,26 @@ _END = -1
 
 
 @dataclasses.dataclass(frozen=True)
+class Problem:
+    """Sizes and restrictions, of which items are made; see :func:`kernels.hopper.forward.forward`."""
+
+    num_queries: Int32
+    num_keys: Int32
+    key_tiles: Int32
+    query_heads: Int32
+    kv_heads: Int32
+    batches: Int32
+    num_items: Int32
+    section: Int32
+    query_lengths: Pointer
+    key_lengths: Pointer
+    order: Pointer
+    key_offset: Pointer
+    window_left: Int32
+    window_right: Int32
+
+
+@dataclasses.dataclass(frozen=True)
 class Job:
     """What the consumers need to know of an item.
 
@@ -92,24 +112,28 @@ def allocate() -> Handover:
     return Handover(view(memory.data_ptr(), Int32), view(barriers.data_ptr(), Int64))
 
 
-def job_of(
-    item: work.Item,
-    rows: int,
-    num_queries: Int32,
-    num_keys: Int32,
-    query_heads: Int32,
-    kv_heads: Int32,
-    query_lengths: Pointer,
-    key_lengths: Pointer,
-    order: Pointer,
-    key_offset: Pointer,
-    window_left: Int32,
-    window_right: Int32,
-) -> Job:
-    """What an item is; ``rows`` are those of every item, for the others see :func:`kernels.hopper.forward.forward`."""
-    row_limit = work.row_limit_of(item, num_queries, query_lengths)
-    keys = work.range_of(item, rows, row_limit, num_keys, key_lengths, order, key_offset, window_left, window_right)
-    return Job(item, item.batch * kv_heads + item.head // (query_heads // kv_heads), row_limit, keys)
+def job_of(item: work.Item, rows: int, problem: Problem) -> Job:
+    """What an item is.
+
+    Args:
+      item: The item.
+      rows: Of every item.
+      problem: Sizes and restrictions.
+    """
+    row_limit = work.row_limit_of(item, problem.num_queries, problem.query_lengths)
+    keys = work.range_of(
+        item,
+        rows,
+        row_limit,
+        problem.num_keys,
+        problem.key_lengths,
+        problem.order,
+        problem.key_offset,
+        problem.window_left,
+        problem.window_right,
+    )
+    heads_a_group = problem.query_heads // problem.kv_heads
+    return Job(item, item.batch * problem.kv_heads + item.head // heads_a_group, row_limit, keys)
 
 
 @cute.jit
