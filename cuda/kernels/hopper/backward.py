@@ -24,29 +24,23 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.arch import block_idx, thread_idx, warp_idx
 from cutlass.experimental import cuda, primitives
-from kernels import ring, tile
+from kernels import tile
 from kernels.hopper import (
+    backward_consumers,
     backward_memory,
     backward_producer,
-    backward_products,
     backward_queries,
     backward_query_sums,
-    backward_scores,
     epilogue,
     warpgroup,
 )
-from kernels.hopper import backward_ring as steps
-from kernels.hopper.backward_memory import SCORE_BYTES, STATISTICS, Memory
-from kernels.hopper.backward_queries import QUERIES
 from kernels.words import Float32, Uint32, view
 
 Int32, Int64, Pointer, Constexpr = cutlass.Int32, cutlass.Int64, cutlass.Pointer, cutlass.Constexpr
 TensorMap = cutlass.GridConstant[cuda.TensorMap]
 
-CONSUMERS = 2
-THREADS = 128 * (CONSUMERS + 1)
+THREADS = 128 * (backward_consumers.CONSUMERS + 1)
 _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 24, 240
-_BARRIER = 1  # of the consumers, once
 
 
 def _head_and_tile(block: Int32, num_keys: Int32, kv_heads: Int32, section: Int32) -> tuple[Int32, Int32]:
@@ -55,16 +49,6 @@ def _head_and_tile(block: Int32, num_keys: Int32, kv_heads: Int32, section: Int3
     first_head = block // (section * key_tiles) * section
     heads, within = cutlass.min(section, kv_heads - first_head), block % (section * key_tiles)
     return first_head + within % heads, within // heads
-
-
-def _add_to_query(
-    sums: Pointer, memory: Memory, accumulators: list[Float32], query_tile: Int32, warp: Int32, head_size: int
-) -> None:
-    """Adds a product to the gradient of the query, whoever does it with this head size."""
-    if backward_query_sums.by_copy_engine(head_size):
-        backward_query_sums.add_by_copy_engine(sums, memory.query_sums, accumulators, query_tile, warp, head_size)
-    else:
-        backward_query_sums.add_by_threads(sums, accumulators, query_tile, warp, head_size)
 
 
 @cute.kernel
@@ -135,8 +119,6 @@ def backward(
       head_size: 64 or 128.
       with_query: Whether to add to the query's gradient; otherwise :mod:`kernels.hopper.backward_query` makes it.
     """
-    columns_bytes = QUERIES * head_size
-    by_copy_engine = backward_query_sums.by_copy_engine(head_size)
     memory = backward_memory.allocate(head_size, with_query)
     thread, _, _ = thread_idx()
     warp = cute.arch.make_warp_uniform(warp_idx())
@@ -150,7 +132,6 @@ def backward(
     kv_index, group_heads = batch * kv_heads + kv_head, query_heads // kv_heads
     first_head = batch * query_heads + kv_head * group_heads
     padded_keys, padded_queries = ((rows + tile.ROWS - 1) // tile.ROWS * tile.ROWS for rows in (num_keys, num_queries))
-    query_tiles = padded_queries // QUERIES
     queries = backward_queries.range_of(
         key_tile * tile.ROWS,
         batch,
@@ -162,17 +143,16 @@ def backward(
         window_left,
         window_right,
     )
-    first_tile = queries.first_tile
+    place = backward_producer.Place(key_tile, kv_index, first_head, group_heads, padded_keys, padded_queries)
 
     if warp < 4:
         primitives.setmaxregister(_PRODUCER_REGISTERS, "decrease")
         if thread == 0:
-            place = backward_producer.Place(key_tile, kv_index, first_head, group_heads, padded_keys, padded_queries)
             backward_producer.load_keys(memory, place, key_map, value_map, key_columns_map, head_size, with_query)
             backward_producer.load_queries(
                 memory,
                 place,
-                first_tile,
+                queries.first_tile,
                 queries.num_tiles,
                 query_map,
                 gradient_map,
@@ -183,8 +163,7 @@ def backward(
             )
     else:
         primitives.setmaxregister(_CONSUMER_REGISTERS, "increase")
-        consumer, warp_of_keys = warp // 4 - 1, warp - 4
-        first_key = key_tile * tile.ROWS + consumer * warpgroup.ROWS
+        first_key = key_tile * tile.ROWS + (warp // 4 - 1) * warpgroup.ROWS
         seen = backward_queries.View(
             queries,
             first_key,
@@ -196,89 +175,10 @@ def backward(
             num_queries,
             num_keys,
         )
-        query_ring, gradient_ring, columns_ring = memory.query_ring, memory.gradient_ring, memory.columns_ring
-        scores, exchanged = memory.scores, memory.exchanged
-        rows_of_key = memory.key + consumer * (warpgroup.ROWS * warpgroup.SWIZZLE_BYTES)
-        key_rows = backward_products.operand(rows_of_key, warpgroup.SWIZZLE_BYTES, "f16", tile.ROWS)
-        rows_of_value = memory.value + consumer * (warpgroup.ROWS * head_size)
-        value_rows = backward_products.operand(rows_of_value, head_size, "e4m3")
-        half_of_columns = memory.key_columns + consumer * (head_size // 2 * tile.ROWS)
-        key_channels = backward_products.operand(half_of_columns, tile.ROWS, "e4m3")
-        d_key, d_value = ([Float32(0.0) for _ in range(head_size // 2)] for _ in range(2))
-        place = ring.Place(Int32(0), Int32(0))
-        step, old_tile = Int32(0), Int32(0)
-        if cutlass.const_expr(with_query):
-            query_sums = view(query_sums, Float32)
-            backward_scores.clear(scores + SCORE_BYTES, thread - 128)
-            primitives.barrier_cta_sync(barrier_id=_BARRIER, thread_count=128 * CONSUMERS)
-        ring.wait(memory.resident, Int32(0))
-        for member in cutlass.range(group_heads):
-            head = first_head + member
-            for j in cutlass.range(queries.num_tiles):
-                query_tile = first_tile + j
-                ring.wait(query_ring.full(place.stage), place.parity)
-                statistic = memory.statistics + place.stage * STATISTICS
-                offsets = backward_scores.of_columns(statistic)
-                queries_of_stage = query_ring.stage(place.stage)
-                query_rows = backward_products.operand(queries_of_stage, warpgroup.SWIZZLE_BYTES, "f16", QUERIES)
-                s = backward_products.of_shared(key_rows, query_rows, QUERIES, 2 * head_size)
-                ring.wait(gradient_ring.full(place.stage), place.parity)
-                gradient_rows = backward_products.operand(gradient_ring.stage(place.stage), head_size, "e5m2")
-                d_p = backward_products.of_shared(value_rows, gradient_rows, QUERIES, head_size)
-                s = warpgroup.wait(1, s)
-                p = backward_scores.probabilities(s, offsets, log2_scale, lift)
-                if seen.is_general():
-                    p = seen.mask_general(p, query_tile)
-                elif seen.is_partial(query_tile):
-                    p = seen.mask_interval(p, query_tile)
-                p_bytes = backward_scores.as_bytes(p)
-                row_statistics = backward_scores.of_columns(statistic + QUERIES)
-                d_p = warpgroup.wait(0, d_p)
-                steps.arrive(query_ring.empty(place.stage))
-                steps.arrive(gradient_ring.empty(place.stage))
-                d_s = backward_scores.score_gradients(d_p, row_statistics, p_bytes, factor)
-                if seen.is_general():
-                    d_s = seen.mask_general(d_s, query_tile)
-                elif seen.is_partial(query_tile):
-                    d_s = seen.mask_interval(d_s, query_tile)
-                d_s_bytes = backward_scores.as_bytes(d_s)
-
-                ring.wait(columns_ring.full(place.stage), place.parity)
-                columns = columns_ring.stage(place.stage)
-                product = backward_products.of_columns(p_bytes, columns, "e5m2", head_size)
-                if cutlass.const_expr(with_query):
-                    buffer = step & 1
-                    ring.wait(exchanged + (buffer ^ 1), (step - 1) >> 1 & 1)
-                    backward_scores.store_by_query(scores + buffer * SCORE_BYTES, d_s_bytes, warp_of_keys)
-                d_value = backward_products.sums(d_value, warpgroup.wait(0, product))
-                if cutlass.const_expr(with_query):
-                    old_scores = backward_products.operand(scores + (buffer ^ 1) * SCORE_BYTES, tile.ROWS, "e4m3")
-                    d_query = backward_products.of_shared(old_scores, key_channels, head_size // 2, tile.ROWS)
-                product = backward_products.of_columns(d_s_bytes, columns + columns_bytes, "e4m3", head_size)
-                if cutlass.const_expr(with_query):
-                    if cutlass.const_expr(by_copy_engine):
-                        backward_query_sums.wait_until_read(warp)
-                    d_query = warpgroup.wait(1, d_query)
-                    steps.arrive(exchanged + buffer)
-                    if step > 0:
-                        _add_to_query(query_sums, memory, d_query, old_tile, warp, head_size)
-                d_key = backward_products.sums(d_key, warpgroup.wait(0, product))
-                steps.arrive(columns_ring.empty(place.stage))
-                old_tile = head * query_tiles + query_tile
-                place = ring.following(place, query_ring.stages)
-                step += 1
-        if cutlass.const_expr(with_query):
-            if step > 0:
-                buffer = (step - 1) & 1
-                ring.wait(exchanged + buffer, (step - 1) >> 1 & 1)
-                old_scores = backward_products.operand(scores + buffer * SCORE_BYTES, tile.ROWS, "e4m3")
-                d_query = backward_products.of_shared(old_scores, key_channels, head_size // 2, tile.ROWS)
-                if cutlass.const_expr(by_copy_engine):
-                    backward_query_sums.wait_until_read(warp)
-                d_query = warpgroup.wait(0, d_query)
-                _add_to_query(query_sums, memory, d_query, old_tile, warp, head_size)
-                if cutlass.const_expr(by_copy_engine):
-                    backward_query_sums.wait_until_read(warp)
+        numbers = backward_consumers.Numbers(log2_scale, lift, factor)
+        d_key, d_value = backward_consumers.differentiate(
+            memory, place, seen, view(query_sums, Float32), warp, numbers, head_size, with_query
+        )
         true_unit = unit * backward_query_sums.inverse_scale(gradient_scale, Int64(kv_index))
         for gradient, sums in ((key_gradient, d_key), (value_gradient, d_value)):
             epilogue.store_output(
