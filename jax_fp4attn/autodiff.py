@@ -93,7 +93,7 @@ def _backward_rule(
         residuals.operands,
         residuals.output,
         residuals.lse,
-        d_output.astype(jnp.bfloat16),  # For a bfloat16 it is nothing, where rounding would write a copy.
+        d_output.astype(jnp.bfloat16),  # XLA may leave it out; steps that read values round them.
         jnp.swapaxes(d_lse, 1, 2),
         residuals.bias,
         residuals.visibility,

@@ -75,7 +75,7 @@ def round_to_bfloat16(x: ArrayLike) -> jax.Array:
       >>> float(round_to_bfloat16(1.0 + 2**-9))
       1.0
     """
-    # Of bfloat16, too: XLA may leave out a conversion to it and back, with the rounding, but not this.
+    # Unlike a conversion to bfloat16 and back, which XLA may leave out, this rounds wherever the values come from.
     return lax.reduce_precision(jnp.asarray(x, jnp.float32), exponent_bits=8, mantissa_bits=7)
 
 

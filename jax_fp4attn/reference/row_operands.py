@@ -66,7 +66,7 @@ def gradient_scale(
     Args:
       config: Static arguments.
       lse: The forward's lse [B, N, T].
-      output_gradient: [B, T, N, H], bfloat16 or float32 (rounded to bfloat16 first).
+      output_gradient: [B, T, N, H], bfloat16, or float32 that counts as rounded to bfloat16.
       lse_gradient: float32 [B, N, T].
       num_kv_heads: K.
       sequence_axis: The mesh axis over which the sequence is split; g is that of the whole sequence.

@@ -243,7 +243,8 @@ class TestExecution:
 
         program = jax.jit(many)
         first = jax.block_until_ready(program(*inputs))
-        # Calls are captured anew until XLA has seen every place where its allocator puts the results.
+        # Calls are captured anew until XLA has seen every place where its allocator puts the results; which these are
+        # depends on how long results are kept.
         for _ in range(runs):
             last = jax.block_until_ready(program(*inputs))
         before = self.handler_calls()

@@ -2,11 +2,13 @@
 
 import dataclasses
 
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 
-from jax_fp4attn import recipes
+from jax_fp4attn import recipes, reference
+from jax_fp4attn.config import OperatorConfig
 from tests import oracles, shapes
 from tests.assertions import cosine, relative_l2
 from tests.reference.agreement import assert_gradients_agree, input_gradients, straight_through
@@ -91,6 +93,11 @@ class TestTrainingRecipe:
         one, many = (shapes.evaluate(x, recipe=recipes.train, is_causal=True) for x in (inputs, scaled))
         for x, y in zip(input_gradients(one), input_gradients(many), strict=True):
             np.testing.assert_array_equal(factors[..., None] * oracles.float64(x), oracles.float64(y))
+
+    def test_the_gradient_scale_is_that_of_rounded_cotangents(self):
+        config = OperatorConfig(recipes.train, scale=0.125, is_causal=True, window=None)
+        zeros, just_below_two = jnp.zeros((1, 2, 8)), jnp.full((1, 8, 2, 64), 1.9999, jnp.float32)
+        assert reference.gradient_scale(config, zeros, just_below_two, zeros, 1).tolist() == [[0.5]]
 
     def test_zero_cotangents_give_exact_zeros(self):
         inputs = shapes.normal(CAUSAL)

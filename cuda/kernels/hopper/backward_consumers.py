@@ -105,16 +105,6 @@ def _query_product(memory: Memory, resident: Resident, buffer: Int32, head_size:
     return backward_products.of_shared(scores, resident.key_channels, head_size // 2, tile.ROWS)
 
 
-def _add_to_query(
-    sums: Pointer, memory: Memory, accumulators: list[Float32], query_tile: Int32, warp: Int32, head_size: int
-) -> None:
-    """Adds a product to the gradient of the query, whoever does it with this head size."""
-    if backward_query_sums.by_copy_engine(head_size):
-        backward_query_sums.add_by_copy_engine(sums, memory.query_sums, accumulators, query_tile, warp, head_size)
-    else:
-        backward_query_sums.add_by_threads(sums, accumulators, query_tile, warp, head_size)
-
-
 @cute.jit
 def differentiate(
     memory: Memory,
@@ -141,7 +131,7 @@ def differentiate(
     Returns:
       Sums for dK and dV, as accumulators.
     """
-    columns_bytes, by_copy_engine = QUERIES * head_size, backward_query_sums.by_copy_engine(head_size)
+    columns_bytes = QUERIES * head_size
     query_tiles, queries = block.padded_queries // QUERIES, seen.queries
     columns_ring, scores, exchanged = memory.columns_ring, memory.scores, memory.exchanged
     resident = _resident(memory, warp // 4 - 1, head_size)
@@ -170,12 +160,11 @@ def differentiate(
                 d_query = _query_product(memory, resident, buffer ^ 1, head_size)
             product = backward_products.of_columns(d_s, columns + columns_bytes, "e4m3", head_size)
             if cutlass.const_expr(with_query):
-                if cutlass.const_expr(by_copy_engine):
-                    backward_query_sums.wait_until_read(warp)
+                backward_query_sums.wait_until_read(warp, head_size)
                 d_query = warpgroup.wait(1, d_query)
                 steps.arrive(exchanged + buffer)
                 if step > 0:
-                    _add_to_query(query_sums, memory, d_query, old_tile, warp, head_size)
+                    backward_query_sums.add(query_sums, memory.query_sums, d_query, old_tile, warp, head_size)
             d_key = backward_products.sums(d_key, warpgroup.wait(0, product))
             steps.arrive(columns_ring.empty(at.stage))
             old_tile = head * query_tiles + query_tile
@@ -186,10 +175,8 @@ def differentiate(
             buffer = (step - 1) & 1
             ring.wait(exchanged + buffer, (step - 1) >> 1 & 1)
             d_query = _query_product(memory, resident, buffer, head_size)
-            if cutlass.const_expr(by_copy_engine):
-                backward_query_sums.wait_until_read(warp)
+            backward_query_sums.wait_until_read(warp, head_size)
             d_query = warpgroup.wait(0, d_query)
-            _add_to_query(query_sums, memory, d_query, old_tile, warp, head_size)
-            if cutlass.const_expr(by_copy_engine):
-                backward_query_sums.wait_until_read(warp)
+            backward_query_sums.add(query_sums, memory.query_sums, d_query, old_tile, warp, head_size)
+            backward_query_sums.wait_until_read(warp, head_size)
     return d_key, d_value

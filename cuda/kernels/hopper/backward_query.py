@@ -13,6 +13,8 @@ Rows are in the order of :func:`kernels.hopper.key_order.key_of_row`. dQ of a ti
 :mod:`kernels.hopper.backward`.
 """
 
+import dataclasses
+
 import cutlass
 import cutlass.cute as cute
 from cutlass.cute.arch import block_idx, grid_dim, thread_idx, warp_idx
@@ -31,6 +33,7 @@ from kernels.hopper.backward_keys import KEYS
 from kernels.hopper.backward_memory import PART
 from kernels.hopper.backward_queries import GROUPS, QUERIES
 from kernels.words import Float32, Uint8, Uint32, as_float, load_if, view, when
+from kernels.work import Range
 
 Int32, Int64, Boolean, Pointer, Constexpr = (
     cutlass.Int32,
@@ -59,6 +62,156 @@ def _next_stage(stage: Int32, parity: Int32) -> tuple[Int32, Int32]:
     if stage == _STAGES:
         stage, parity = Int32(0), parity ^ 1
     return stage, parity
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Shared memory.
+
+    Attributes:
+      query: 128 rows, a part for each 64 channels.
+      gradient: 128 rows of the output gradient.
+      keys: Ring of 64 keys.
+      values: Ring of 64 values.
+      columns: Ring of the columns of 64 keys.
+      resident: Barrier, which completes when query and output gradient are there.
+    """
+
+    query: Pointer
+    gradient: Pointer
+    keys: ring.Ring
+    values: ring.Ring
+    columns: ring.Ring
+    resident: Pointer
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """What a thread knows of its two rows, and factors.
+
+    Attributes:
+      offsets: What is added to the base-2 log scores, minus infinity for a row that does not contribute.
+      statistics: The row statistics, times the factor.
+      log2_scale: See :func:`backward_query`, like the next two.
+      lift: Likewise.
+      factor: Likewise.
+    """
+
+    offsets: list[Float32]
+    statistics: list[Float32]
+    log2_scale: Float32
+    lift: Float32
+    factor: Float32
+
+
+def _allocate(head_size: int) -> Memory:
+    tile_bytes = KEYS * head_size
+    query, gradient = (
+        view(shared.words(size // 4, 1024).data_ptr(), Uint8) for size in (4 * tile_bytes, 2 * tile_bytes)
+    )
+    rings = ring.allocate(*((_STAGES, size) for size in (2 * tile_bytes, tile_bytes, tile_bytes)))
+    resident = view(shared.words(4).data_ptr(), Int64)
+    return Memory(query, gradient, *rings, resident)
+
+
+@cute.jit
+def _load_query(
+    memory: Memory, query_map: TensorMap, gradient_map: TensorMap, row: Int32, head_size: Constexpr
+) -> None:
+    """Starts the copies of the resident operands, from a row on."""
+    primitives.mbarrier_arrive_expect_tx(memory.resident, 6 * KEYS * head_size)
+    for part in cutlass.range_constexpr(head_size // PART):
+        target = memory.query + part * (tile.ROWS * warpgroup.SWIZZLE_BYTES)
+        _copy(target, query_map, (Int32(part * PART), row), memory.resident)
+    _copy(memory.gradient, gradient_map, (Int32(0), Int32(0), Int32(0), row // 16), memory.resident)
+
+
+@cute.jit
+def _load_keys(
+    memory: Memory,
+    key_map: TensorMap,
+    value_map: TensorMap,
+    key_columns_map: TensorMap,
+    keys: Range,
+    kv_index: Int32,
+    padded_keys: Int32,
+    head_size: Constexpr,
+) -> None:
+    """Fills the rings with tiles of keys."""
+    stage, parity = Int32(0), Int32(1)
+    for j in cutlass.range(keys.num_tiles):
+        key_tile = keys.first_tile + j
+        row = kv_index * padded_keys + key_tile * KEYS
+        ring.wait(memory.keys.empty(stage), parity)
+        full = memory.keys.full(stage)
+        primitives.mbarrier_arrive_expect_tx(full, memory.keys.bytes)
+        for part in cutlass.range_constexpr(head_size // PART):
+            target = memory.keys.stage(stage) + part * (KEYS * warpgroup.SWIZZLE_BYTES)
+            _copy(target, key_map, (Int32(part * PART), row), full)
+        ring.wait(memory.values.empty(stage), parity)
+        full = memory.values.full(stage)
+        primitives.mbarrier_arrive_expect_tx(full, memory.values.bytes)
+        _copy(memory.values.stage(stage), value_map, (Int32(0), Int32(0), Int32(0), row // 16), full)
+        ring.wait(memory.columns.empty(stage), parity)
+        full = memory.columns.full(stage)
+        primitives.mbarrier_arrive_expect_tx(full, memory.columns.bytes)
+        columns = (key_tile * KEYS, kv_index * head_size)
+        _copy(memory.columns.stage(stage), key_columns_map, columns, full)
+        stage, parity = _next_stage(stage, parity)
+
+
+@cute.jit
+def _masked(values: list[Float32], seen: backward_keys.View, key_tile: Int32) -> list[Float32]:
+    """Zero where a row does not see a key."""
+    if seen.is_general():
+        values = seen.mask_general(values, key_tile)
+    elif seen.is_partial(key_tile):
+        values = seen.mask_interval(values, key_tile)
+    return values
+
+
+@cute.jit
+def _differentiate(
+    memory: Memory, seen: backward_keys.View, consumer: Int32, rows: Rows, head_size: Constexpr
+) -> list[Float32]:
+    """Sums for dQ of a warpgroup's rows, as accumulators."""
+    rows_of_query = memory.query + consumer * (warpgroup.ROWS * warpgroup.SWIZZLE_BYTES)
+    query_rows = backward_products.operand(rows_of_query, warpgroup.SWIZZLE_BYTES, "f16", tile.ROWS)
+    rows_of_gradient = memory.gradient + consumer * (KEYS * head_size)
+    gradient_rows = backward_products.operand(rows_of_gradient, head_size, "e5m2")
+    d_query = [Float32(0.0) for _ in range(head_size // 2)]
+    old_d_s = [Uint32(0) for _ in range(2 * GROUPS)]
+    stage, parity, old_stage, old_parity = Int32(0), Int32(0), Int32(0), Int32(0)
+    ring.wait(memory.resident, Int32(0))
+    for j in cutlass.range(seen.keys.num_tiles):
+        key_tile = seen.keys.first_tile + j
+        ring.wait(memory.keys.full(stage), parity)
+        key_rows = backward_products.operand(memory.keys.stage(stage), warpgroup.SWIZZLE_BYTES, "f16", KEYS)
+        s = backward_products.of_shared(query_rows, key_rows, KEYS, 2 * head_size)
+        ring.wait(memory.values.full(stage), parity)
+        value_rows = backward_products.operand(memory.values.stage(stage), head_size, "e4m3")
+        d_p = backward_products.of_shared(gradient_rows, value_rows, KEYS, head_size)
+        s = warpgroup.wait(1, s)
+        p = backward_scores.probabilities(s, backward_scores.of_rows(rows.offsets), rows.log2_scale, rows.lift)
+        p_bytes = backward_scores.as_bytes(_masked(p, seen, key_tile))
+        ring.wait(memory.columns.full(old_stage), old_parity)
+        product = backward_products.of_columns(old_d_s, memory.columns.stage(old_stage), "e4m3", head_size)
+        d_p = warpgroup.wait(1, d_p)
+        steps.arrive(memory.keys.empty(stage))
+        steps.arrive(memory.values.empty(stage))
+        d_s = backward_scores.score_gradients(d_p, backward_scores.of_rows(rows.statistics), p_bytes, rows.factor)
+        d_s = _masked(d_s, seen, key_tile)
+        d_query = backward_products.sums(d_query, warpgroup.wait(0, product))
+        old_d_s = backward_scores.as_bytes(d_s)
+        if j > 0:
+            steps.arrive(memory.columns.empty(old_stage))
+        old_stage, old_parity = stage, parity
+        stage, parity = _next_stage(stage, parity)
+    if seen.keys.num_tiles > 0:
+        ring.wait(memory.columns.full(old_stage), old_parity)
+        product = backward_products.of_columns(old_d_s, memory.columns.stage(old_stage), "e4m3", head_size)
+        d_query = backward_products.sums(d_query, warpgroup.wait(0, product))
+    return d_query
 
 
 @cute.kernel
@@ -116,20 +269,13 @@ def backward_query(
       unit: Factor of the gradient without its scale.
       head_size: 64 or 128.
     """
-    parts, tile_bytes = head_size // PART, KEYS * head_size
-    query, gradient = (
-        view(shared.words(size // 4, 1024).data_ptr(), Uint8) for size in (4 * tile_bytes, 2 * tile_bytes)
-    )
-    key_ring, value_ring, columns_ring = ring.allocate(
-        *((_STAGES, size) for size in (2 * tile_bytes, tile_bytes, tile_bytes))
-    )
-    resident = view(shared.words(4).data_ptr(), Int64)
+    memory = _allocate(head_size)
     thread, _, _ = thread_idx()
     warp = cute.arch.make_warp_uniform(warp_idx())
     if thread == 0:
-        for each in (key_ring, value_ring, columns_ring):
+        for each in (memory.keys, memory.values, memory.columns):
             each.initialize(steps.CONSUMER_WARPS)
-        primitives.mbarrier_init(resident, 1)
+        primitives.mbarrier_init(memory.resident, 1)
     primitives.fence_mbarrier_init()
     primitives.barrier_cta_sync(0)
 
@@ -150,37 +296,13 @@ def backward_query(
         window_left,
         window_right,
     )
-    first_tile = keys.first_tile
 
     if warp < 4:
         primitives.setmaxregister(_PRODUCER_REGISTERS, "decrease")
         if thread == 0:
             row = (head_index * row_tiles + row_tile) * tile.ROWS
-            primitives.mbarrier_arrive_expect_tx(resident, 6 * tile_bytes)
-            for part in cutlass.range_constexpr(parts):
-                target = query + part * (tile.ROWS * warpgroup.SWIZZLE_BYTES)
-                _copy(target, query_map, (Int32(part * PART), row), resident)
-            _copy(gradient, gradient_map, (Int32(0), Int32(0), Int32(0), row // 16), resident)
-            stage, parity = Int32(0), Int32(1)
-            for j in cutlass.range(keys.num_tiles):
-                key_tile = first_tile + j
-                row = kv_index * padded_keys + key_tile * KEYS
-                ring.wait(key_ring.empty(stage), parity)
-                full = key_ring.full(stage)
-                primitives.mbarrier_arrive_expect_tx(full, key_ring.bytes)
-                for part in cutlass.range_constexpr(parts):
-                    target = key_ring.stage(stage) + part * (KEYS * warpgroup.SWIZZLE_BYTES)
-                    _copy(target, key_map, (Int32(part * PART), row), full)
-                ring.wait(value_ring.empty(stage), parity)
-                full = value_ring.full(stage)
-                primitives.mbarrier_arrive_expect_tx(full, value_ring.bytes)
-                _copy(value_ring.stage(stage), value_map, (Int32(0), Int32(0), Int32(0), row // 16), full)
-                ring.wait(columns_ring.empty(stage), parity)
-                full = columns_ring.full(stage)
-                primitives.mbarrier_arrive_expect_tx(full, columns_ring.bytes)
-                columns = (key_tile * KEYS, kv_index * head_size)
-                _copy(columns_ring.stage(stage), key_columns_map, columns, full)
-                stage, parity = _next_stage(stage, parity)
+            _load_query(memory, query_map, gradient_map, row, head_size)
+            _load_keys(memory, key_map, value_map, key_columns_map, keys, kv_index, padded_keys, head_size)
     else:
         primitives.setmaxregister(_CONSUMER_REGISTERS, "increase")
         consumer = warp // 4 - 1
@@ -196,53 +318,12 @@ def backward_query(
             num_queries,
             num_keys,
         )
-        rows_of_query = query + consumer * (warpgroup.ROWS * warpgroup.SWIZZLE_BYTES)
-        query_rows = backward_products.operand(rows_of_query, warpgroup.SWIZZLE_BYTES, "f16", tile.ROWS)
-        rows_of_gradient = gradient + consumer * tile_bytes
-        gradient_rows = backward_products.operand(rows_of_gradient, head_size, "e5m2")
         source = view(statistics, Uint32) + Int64(head_index * row_tiles + row_tile) * (4 * QUERIES)
         places = [source + (consumer * (2 * QUERIES) + (row - first_row)) for row in seen.rows]
         offsets = [as_float(load_if(Boolean(True), place, 1)[0]) for place in places]
         row_statistics = [as_float(load_if(Boolean(True), place + QUERIES, 1)[0]) for place in places]
-        d_query = [Float32(0.0) for _ in range(head_size // 2)]
-        old_d_s = [Uint32(0) for _ in range(2 * GROUPS)]
-        stage, parity, old_stage, old_parity = Int32(0), Int32(0), Int32(0), Int32(0)
-        ring.wait(resident, Int32(0))
-        for j in cutlass.range(keys.num_tiles):
-            key_tile = first_tile + j
-            ring.wait(key_ring.full(stage), parity)
-            key_rows = backward_products.operand(key_ring.stage(stage), warpgroup.SWIZZLE_BYTES, "f16", KEYS)
-            s = backward_products.of_shared(query_rows, key_rows, KEYS, 2 * head_size)
-            ring.wait(value_ring.full(stage), parity)
-            value_rows = backward_products.operand(value_ring.stage(stage), head_size, "e4m3")
-            d_p = backward_products.of_shared(gradient_rows, value_rows, KEYS, head_size)
-            s = warpgroup.wait(1, s)
-            p = backward_scores.probabilities(s, backward_scores.of_rows(offsets), log2_scale, lift)
-            if seen.is_general():
-                p = seen.mask_general(p, key_tile)
-            elif seen.is_partial(key_tile):
-                p = seen.mask_interval(p, key_tile)
-            p_bytes = backward_scores.as_bytes(p)
-            ring.wait(columns_ring.full(old_stage), old_parity)
-            product = backward_products.of_columns(old_d_s, columns_ring.stage(old_stage), "e4m3", head_size)
-            d_p = warpgroup.wait(1, d_p)
-            steps.arrive(key_ring.empty(stage))
-            steps.arrive(value_ring.empty(stage))
-            d_s = backward_scores.score_gradients(d_p, backward_scores.of_rows(row_statistics), p_bytes, factor)
-            if seen.is_general():
-                d_s = seen.mask_general(d_s, key_tile)
-            elif seen.is_partial(key_tile):
-                d_s = seen.mask_interval(d_s, key_tile)
-            d_query = backward_products.sums(d_query, warpgroup.wait(0, product))
-            old_d_s = backward_scores.as_bytes(d_s)
-            if j > 0:
-                steps.arrive(columns_ring.empty(old_stage))
-            old_stage, old_parity = stage, parity
-            stage, parity = _next_stage(stage, parity)
-        if keys.num_tiles > 0:
-            ring.wait(columns_ring.full(old_stage), old_parity)
-            product = backward_products.of_columns(old_d_s, columns_ring.stage(old_stage), "e4m3", head_size)
-            d_query = backward_products.sums(d_query, warpgroup.wait(0, product))
+        rows = Rows(offsets, row_statistics, log2_scale, lift, factor)
+        d_query = _differentiate(memory, seen, consumer, rows, head_size)
         true_unit = unit * backward_query_sums.inverse_scale(gradient_scale, Int64(kv_index))
         factors = [when(offset == Float32(float("-inf")), Float32(0.0), true_unit) for offset in offsets]
         epilogue.store_output(

@@ -47,52 +47,58 @@ def by_copy_engine(head_size: int) -> bool:
 
 
 @cute.jit
-def wait_until_read(warp: Int32) -> None:
-    """Waits, with the warpgroup, until the copy engine has read what :func:`add_by_copy_engine` left before.
+def wait_until_read(warp: Int32, head_size: Constexpr) -> None:
+    """Waits, with the warpgroup, until the copy engine has read what :func:`add` left before, if it is to add.
 
     Args:
       warp: Index of the warp in the thread block.
+      head_size: 64 or 128.
     """
-    if warp % _WARPS == 0:
-        with cute.arch.elect_one():
-            primitives.inline_ptx("cp.async.bulk.wait_group.read 0;")
-    _meet(warp)
+    if cutlass.const_expr(by_copy_engine(head_size)):
+        if warp % _WARPS == 0:
+            with cute.arch.elect_one():
+                primitives.inline_ptx("cp.async.bulk.wait_group.read 0;")
+        _meet(warp)
 
 
-def add_by_threads(
-    sums: Pointer, accumulators: list[Float32], query_tile: Int32, warp: Int32, head_size: Constexpr
+@cute.jit
+def add(
+    sums: Pointer,
+    left: Pointer | None,
+    accumulators: list[Float32],
+    query_tile: Int32,
+    warp: Int32,
+    head_size: Constexpr,
 ) -> None:
-    """Adds half of the channels of a tile.
+    """Adds half of the channels of a tile, after :func:`wait_until_read`.
 
     Args:
       sums: float32 [B, N, T', head_size].
+      left: Shared memory, float32 [2, 64 head_size / 2], for the copy engine; None if threads add.
       accumulators: Of this thread, with ``head_size / 2`` columns.
       query_tile: Tile, counted from the first one of the array.
       warp: Index of the warp in the thread block; the warpgroups after the first have a half of the channels each.
       head_size: 64 or 128.
     """
+    if cutlass.const_expr(by_copy_engine(head_size)):
+        _add_by_copy_engine(sums, left, accumulators, query_tile, warp, head_size)
+    else:
+        _add_by_threads(sums, accumulators, query_tile, warp, head_size)
+
+
+def _add_by_threads(sums: Pointer, accumulators: list[Float32], query_tile: Int32, warp: Int32, head_size: int) -> None:
     target = sums + (_offset(query_tile, warp, head_size) + thread_idx()[0] % _THREADS * 4)
     for start in range(0, len(accumulators), 4):
         primitives.inline_ptx(
-            "{ red.relaxed.gpu.global.add.v4.f32 [{$r0}], {" + "{$r1}, {$r2}, {$r3}, {$r4}" + "}; }",
+            "red.relaxed.gpu.global.add.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
             read_only_args=[target + start * _THREADS, *accumulators[start : start + 4]],
         )
 
 
 @cute.jit
-def add_by_copy_engine(
+def _add_by_copy_engine(
     sums: Pointer, left: Pointer, accumulators: list[Float32], query_tile: Int32, warp: Int32, head_size: Constexpr
 ) -> None:
-    """The same by the copy engine, after :func:`wait_until_read`.
-
-    Args:
-      sums: float32 [B, N, T', head_size].
-      left: Shared memory, float32 [2, 64 head_size / 2], for the copy engine.
-      accumulators: Of this thread, with ``head_size / 2`` columns.
-      query_tile: Tile, counted from the first one of the array.
-      warp: Index of the warp in the thread block; the warpgroups after the first have a half of the channels each.
-      head_size: 64 or 128.
-    """
     count = QUERIES * head_size // 2
     mine, thread = left + _half(warp) * count, thread_idx()[0] % _THREADS
     for start in cutlass.range_constexpr(0, len(accumulators), 4):

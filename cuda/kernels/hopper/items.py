@@ -3,7 +3,7 @@
 A thread block begins with the item of its own number. When its producer has asked for all tiles of an item, it takes
 the next one that no block has taken from a counter in global memory, works out what it is, and hands it on through
 shared memory: a division is dear beside the tensor cores. Had it taken that one earlier, a block with a long item would
-keep a second one to itself while others have nothing left.
+keep a second one to itself, while others have nothing left, for all of the first one's time.
 
 | barrier | arrives | completes when |
 |---|---|---|
