@@ -59,16 +59,6 @@ def _resident(memory: Memory, consumer: Int32, head_size: int) -> Resident:
 
 
 @cute.jit
-def _masked(values: list[Float32], seen: View, query_tile: Int32) -> list[Float32]:
-    """Zero where a query does not see a key."""
-    if seen.is_general():
-        values = seen.mask_general(values, query_tile)
-    elif seen.is_partial(query_tile):
-        values = seen.mask_interval(values, query_tile)
-    return values
-
-
-@cute.jit
 def _scores(
     memory: Memory,
     at: ring.Place,
@@ -90,13 +80,13 @@ def _scores(
     d_p = backward_products.of_shared(resident.value_rows, gradient_rows, QUERIES, head_size)
     s = warpgroup.wait(1, s)
     p = backward_scores.probabilities(s, offsets, numbers.log2_scale, numbers.lift)
-    p_bytes = backward_scores.as_bytes(_masked(p, seen, query_tile))
+    p_bytes = backward_scores.as_bytes(backward_scores.masked(p, seen, query_tile))
     row_statistics = backward_scores.of_columns(statistic + QUERIES)
     d_p = warpgroup.wait(0, d_p)
     steps.arrive(queries.empty(at.stage))
     steps.arrive(gradients.empty(at.stage))
     d_s = backward_scores.score_gradients(d_p, row_statistics, p_bytes, numbers.factor)
-    return p_bytes, backward_scores.as_bytes(_masked(d_s, seen, query_tile))
+    return p_bytes, backward_scores.as_bytes(backward_scores.masked(d_s, seen, query_tile))
 
 
 def _query_product(memory: Memory, resident: Resident, buffer: Int32, head_size: int) -> list[Float32]:

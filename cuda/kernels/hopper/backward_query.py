@@ -161,16 +161,6 @@ def _load_keys(
 
 
 @cute.jit
-def _masked(values: list[Float32], seen: backward_keys.View, key_tile: Int32) -> list[Float32]:
-    """Zero where a row does not see a key."""
-    if seen.is_general():
-        values = seen.mask_general(values, key_tile)
-    elif seen.is_partial(key_tile):
-        values = seen.mask_interval(values, key_tile)
-    return values
-
-
-@cute.jit
 def _differentiate(
     memory: Memory, seen: backward_keys.View, consumer: Int32, rows: Rows, head_size: Constexpr
 ) -> list[Float32]:
@@ -193,14 +183,14 @@ def _differentiate(
         d_p = backward_products.of_shared(gradient_rows, value_rows, KEYS, head_size)
         s = warpgroup.wait(1, s)
         p = backward_scores.probabilities(s, backward_scores.of_rows(rows.offsets), rows.log2_scale, rows.lift)
-        p_bytes = backward_scores.as_bytes(_masked(p, seen, key_tile))
+        p_bytes = backward_scores.as_bytes(backward_scores.masked(p, seen, key_tile))
         ring.wait(memory.columns.full(old_stage), old_parity)
         product = backward_products.of_columns(old_d_s, memory.columns.stage(old_stage), "e4m3", head_size)
         d_p = warpgroup.wait(1, d_p)
         steps.arrive(memory.keys.empty(stage))
         steps.arrive(memory.values.empty(stage))
         d_s = backward_scores.score_gradients(d_p, backward_scores.of_rows(rows.statistics), p_bytes, rows.factor)
-        d_s = _masked(d_s, seen, key_tile)
+        d_s = backward_scores.masked(d_s, seen, key_tile)
         d_query = backward_products.sums(d_query, warpgroup.wait(0, product))
         old_d_s = backward_scores.as_bytes(d_s)
         if j > 0:

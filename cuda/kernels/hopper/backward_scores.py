@@ -7,6 +7,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.arch import lane_idx
 from cutlass.experimental import primitives
+from kernels.hopper import backward_keys, backward_queries
 from kernels.hopper.backward_queries import GROUPS, QUERIES
 from kernels.hopper.key_order import accumulators_of_group
 from kernels.instructions import exp2, four_e4m3, fused, halves_of_e4m3, smaller_or_nan, values_of_halves
@@ -68,6 +69,22 @@ def score_gradients(
         rounded = [value for pair in (word, word >> 16) for value in values_of_halves(halves_of_e4m3(pair))]
         for i, index in enumerate(accumulators_of_group(group, row)):
             values[index] = fused(gradients[index], factor, statistics[index]) * rounded[i]
+    return values
+
+
+@cute.jit
+def masked(values: list[Float32], seen: backward_queries.View | backward_keys.View, tile: Int32) -> list[Float32]:
+    """Zero where a query does not see a key.
+
+    Args:
+      values: In the order of accumulators.
+      seen: What rows are seen by, or see.
+      tile: Of columns.
+    """
+    if seen.is_general():
+        values = seen.mask_general(values, tile)
+    elif seen.is_partial(tile):
+        values = seen.mask_interval(values, tile)
     return values
 
 
