@@ -1,13 +1,13 @@
-"""The ring of key and value tiles in shared memory, filled by the copy engine.
+"""Rings of tiles in shared memory, such as those of keys and values that the copy engine fills.
 
 | barrier | arrives | completes when |
 |---|---|---|
-| full | the producer's thread, with the bytes that it expects | a tile has been written |
-| empty | one lane of each consumer warp | all of them have read a tile |
+| full | who writes: the producer's thread, with the bytes that it expects | a tile has been written |
+| empty | who reads: one lane of each consumer warp | all of them have read a tile |
 
 Keys and values have barriers of their own, since keys are read first. A stage's barriers complete once a round; who
-waits for a round's barrier waits for its parity. Consumers start with parity 0, the producer with 1, since all stages
-are empty at first.
+waits for a round's barrier waits for its parity. Readers start with parity 0, writers with 1, since all stages are
+empty at first.
 """
 
 import dataclasses
@@ -51,11 +51,11 @@ class Ring:
         """Completes when the stage has been read."""
         return self.barriers + (stage + self.stages)
 
-    def initialize(self, consumer_warps: int) -> None:
-        """By one thread, before anything waits."""
+    def initialize(self, readers: int, writers: int = 1) -> None:
+        """By one thread, before anything waits; so many arrive at the barriers."""
         for stage in range(self.stages):
-            primitives.mbarrier_init(self.full(Int32(stage)), 1)
-            primitives.mbarrier_init(self.empty(Int32(stage)), consumer_warps)
+            primitives.mbarrier_init(self.full(Int32(stage)), writers)
+            primitives.mbarrier_init(self.empty(Int32(stage)), readers)
 
 
 def allocate(*sizes: tuple[int, int]) -> list[Ring]:

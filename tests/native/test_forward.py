@@ -265,10 +265,11 @@ class TestOperator:
         program = jax.jit(many)
         first = jax.block_until_ready(program(*inputs))
         count = library.load().handle.jax_fp4attn_handler_calls
+        # Calls are captured anew until XLA has seen every place where its allocator puts the results.
+        for _ in range(runs):
+            last = jax.block_until_ready(program(*inputs))
         before = count()
         for _ in range(runs):
             last = jax.block_until_ready(program(*inputs))
-        # Each is two calls, of which none is made on the host once they are captured; they are captured anew where a
-        # buffer has moved.
-        assert count() - before < runs * 2 * calls / 2
+        assert count() - before <= 2 * calls, "more than one run of twenty was captured anew; a run has two each"
         assert_same_bytes(last, first)

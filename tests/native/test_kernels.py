@@ -250,7 +250,7 @@ class TestExecution:
         before = self.handler_calls()
         for _ in range(runs):
             last = jax.block_until_ready(program(*inputs))
-        assert self.handler_calls() - before < runs * calls / 4
+        assert self.handler_calls() - before <= calls, "more than one run of twenty was captured anew"
         assert_same_bytes(last, first)
 
     def test_concurrent_programs(self):

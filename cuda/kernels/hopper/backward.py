@@ -1,6 +1,7 @@
 """The gradients on Hopper: a thread block has 128 keys of a key/value head and goes through the queries that see them.
 
-A producer warpgroup fills the rings. Two warpgroups have 64 keys each, as the rows of transposed products:
+A thread of the first warpgroup fills the rings, two others have dQ added. Two warpgroups have 64 keys each, as the rows
+of transposed products:
 
 | product | A | B |
 |---|---|---|
@@ -16,8 +17,9 @@ Products of 8-bit floats keep 13 bits behind the leading one, so each tile's is 
 
 While the scores of a tile become probabilities, dP is computed; while the gradients of scores go to shared memory, dV.
 dQ is that of the tile before, whose gradients of scores both warpgroups have written by then: the first step has a
-product of zeros, and the last one follows the loop. Registers are what there is least of, so that each product adds to
-its sums before the next operands are made.
+product of zeros, and the last one follows the loop. A fence between writes to shared memory and the copy engine waits
+for all products under way, so that a step has one: what is left of dQ is handed over after that for dS. Registers are
+what there is least of, so that each product adds to its sums before the next operands are made.
 """
 
 import cutlass
@@ -26,6 +28,7 @@ from cutlass.cute.arch import block_idx, thread_idx, warp_idx
 from cutlass.experimental import cuda, primitives
 from kernels import tile
 from kernels.hopper import (
+    backward_adder,
     backward_consumers,
     backward_memory,
     backward_producer,
@@ -39,7 +42,7 @@ from kernels.words import Float32, Uint32, view
 Int32, Int64, Pointer, Constexpr = cutlass.Int32, cutlass.Int64, cutlass.Pointer, cutlass.Constexpr
 TensorMap = cutlass.GridConstant[cuda.TensorMap]
 
-THREADS = 128 * (backward_consumers.CONSUMERS + 1)
+THREADS = 128 * (backward_memory.CONSUMERS + 1)
 _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 24, 240
 
 
@@ -161,6 +164,17 @@ def backward(
                 statistics,
                 head_size,
             )
+        if cutlass.const_expr(memory.sums_ring is not None):
+            if (warp > 0) & (warp <= backward_memory.CONSUMERS) & (thread % 32 == 0):
+                backward_adder.add_query_sums(
+                    view(query_sums, Float32),
+                    memory.sums_ring,
+                    warp - 1,
+                    place,
+                    queries.first_tile,
+                    queries.num_tiles,
+                    head_size,
+                )
     else:
         primitives.setmaxregister(_CONSUMER_REGISTERS, "increase")
         first_key = key_tile * tile.ROWS + (warp // 4 - 1) * warpgroup.ROWS

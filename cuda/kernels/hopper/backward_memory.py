@@ -6,10 +6,10 @@
 | value | 128 keys | head_size, E4M3 | resident |
 | columns of the key | head_size channels | 128 keys, E4M3 | resident |
 | dS | 64 queries, two buffers | 128 keys, E4M3 | the consumers |
-| query | 64 queries, a part for each 64 channels | 128, float16 | ring, with the statistics |
-| output gradient | 64 queries | head_size, E5M2 | ring |
-| columns of output gradient and query | head_size channels each | 64 queries, E5M2 and E4M3 | ring |
-| dQ for the copy engine | see :mod:`kernels.hopper.backward_query_sums` | | each consumer half of the channels |
+| query | 64 queries, a part for each 64 channels | 128, float16 | ring of rows, with the statistics |
+| output gradient | 64 queries | head_size, E5M2 | ring of rows |
+| columns of output gradient and query | head_size channels each | 64 queries, E5M2 and E4M3 | ring of columns |
+| dQ | see :mod:`kernels.hopper.backward_query_sums` | | ring from the consumers to the copy engine |
 
 Besides the barriers of the rings there are
 
@@ -41,6 +41,8 @@ STATISTICS = 2 * QUERIES
 """Numbers of the query rows of a tile."""
 SCORE_BYTES = QUERIES * tile.ROWS
 """Of a buffer of dS."""
+CONSUMERS = 2
+"""Warpgroups that compute."""
 _RING_CHANNELS = 256
 """Of the stages of a ring together."""
 _ALIGNMENT = 1024  # of rows with permuted chunks
@@ -53,34 +55,33 @@ class Memory:
     Attributes:
       key: Resident operand, as the next two.
       value: See above.
-      key_columns: See above.
-      scores: Two buffers of dS.
-      query_ring: Stages of the query.
-      gradient_ring: Stages of the output gradient.
+      key_columns: See above; None if the query's gradient is made elsewhere.
+      scores: Two buffers of dS; likewise.
+      rows_ring: Stages of the query, and of the output gradient behind it.
       columns_ring: Stages of the columns of the output gradient, and of the query behind them.
       statistics: float32 [stages, 2, 64], written with the query.
       resident: Barrier.
       exchanged: Two barriers.
-      query_sums: float32 [2, 64 head_size / 2], what the copy engine adds to dQ next for each consumer; None if it adds
-        nothing.
+      sums_ring: Stages of what the copy engine adds to dQ, first those of the first consumer; None if it adds nothing.
     """
 
     key: Pointer
     value: Pointer
-    key_columns: Pointer
-    scores: Pointer
-    query_ring: Ring
-    gradient_ring: Ring
+    key_columns: Pointer | None
+    scores: Pointer | None
+    rows_ring: Ring
     columns_ring: Ring
     statistics: Pointer
     resident: Pointer
     exchanged: Pointer
-    query_sums: Pointer | None
+    sums_ring: Ring | None
 
     def initialize(self) -> None:
         """Initialises the barriers, by one thread."""
-        for ring in (self.query_ring, self.gradient_ring, self.columns_ring):
+        for ring in (self.rows_ring, self.columns_ring):
             ring.initialize(backward_ring.CONSUMER_WARPS)
+        if self.sums_ring is not None:
+            self.sums_ring.initialize(1, backward_ring.CONSUMER_WARPS // CONSUMERS)
         primitives.mbarrier_init(self.resident, 1)
         for buffer in range(2):
             primitives.mbarrier_init(self.exchanged + buffer, backward_ring.CONSUMER_WARPS)
@@ -90,15 +91,17 @@ def allocate(head_size: int, with_query: bool) -> Memory:
     """Allocates everything."""
     key_bytes = head_size // PART * tile.ROWS * warpgroup.SWIZZLE_BYTES
     tile_bytes = head_size * QUERIES
-    key, value, key_columns, scores = (
-        view(shared.words(size // 4, _ALIGNMENT).data_ptr(), Uint8)
-        for size in (key_bytes, tile.ROWS * head_size, tile.ROWS * head_size, 2 * SCORE_BYTES)
-    )
-    sums = None
-    if with_query and backward_query_sums.by_copy_engine(head_size):
-        sums = view(shared.words(tile_bytes, _ALIGNMENT).data_ptr(), Float32)
+    sizes = [key_bytes, tile.ROWS * head_size]
+    if with_query:
+        sizes += [tile.ROWS * head_size, 2 * SCORE_BYTES]
+    key, value, *of_query = (view(shared.words(size // 4, _ALIGNMENT).data_ptr(), Uint8) for size in sizes)
+    key_columns, scores = of_query or (None, None)
     stages = _RING_CHANNELS // head_size
-    rings = allocate_rings(*((stages, size) for size in (2 * tile_bytes, tile_bytes, 2 * tile_bytes)))
+    rings = [(stages, 3 * tile_bytes), (stages, 2 * tile_bytes)]
+    if with_query and backward_query_sums.by_copy_engine(head_size):
+        rings.append((CONSUMERS * backward_query_sums.STAGES, 4 * tile_bytes // CONSUMERS))
+    rows, columns, *sums = allocate_rings(*rings)
     statistics = view(shared.words(stages * STATISTICS).data_ptr(), Float32)
     barriers = view(shared.words(8).data_ptr(), Int64)
-    return Memory(key, value, key_columns, scores, *rings, statistics, barriers, barriers + 1, sums)
+    sums_ring = sums[0] if sums else None
+    return Memory(key, value, key_columns, scores, rows, columns, statistics, barriers, barriers + 1, sums_ring)

@@ -77,17 +77,17 @@ def load_queries(
     head_size: Constexpr,
 ) -> None:
     """Fills the rings with the query tiles of all heads of the group."""
-    query_ring, gradient_ring, columns_ring = memory.query_ring, memory.gradient_ring, memory.columns_ring
+    rows_ring, columns_ring = memory.rows_ring, memory.columns_ring
     at = ring.Place(Int32(0), Int32(1))
     for member in cutlass.range(place.group_heads):
         for j in cutlass.range(num_tiles):
             head, query_tile = place.first_head + member, first_tile + j
             row = head * place.padded_queries + query_tile * QUERIES
-            ring.wait(query_ring.empty(at.stage), at.parity)
-            full = query_ring.full(at.stage)
-            primitives.mbarrier_arrive_expect_tx(full, query_ring.bytes + 4 * STATISTICS)
+            ring.wait(rows_ring.empty(at.stage), at.parity)
+            full, rows = rows_ring.full(at.stage), rows_ring.stage(at.stage)
+            primitives.mbarrier_arrive_expect_tx(full, rows_ring.bytes + 4 * STATISTICS)
             for part in cutlass.range_constexpr(head_size // PART):
-                target = query_ring.stage(at.stage) + part * (QUERIES * warpgroup.SWIZZLE_BYTES)
+                target = rows + part * (QUERIES * warpgroup.SWIZZLE_BYTES)
                 _copy(target, query_map, (Int32(part * PART), row), full)
             primitives.cp_async_bulk_shared_cluster_global(
                 memory.statistics + at.stage * STATISTICS,
@@ -95,14 +95,12 @@ def load_queries(
                 full,
                 4 * STATISTICS,
             )
-            ring.wait(gradient_ring.empty(at.stage), at.parity)
-            full = gradient_ring.full(at.stage)
-            primitives.mbarrier_arrive_expect_tx(full, gradient_ring.bytes)
-            _copy(gradient_ring.stage(at.stage), gradient_map, (Int32(0), Int32(0), Int32(0), row // 16), full)
+            target = rows + 2 * QUERIES * head_size
+            _copy(target, gradient_map, (Int32(0), Int32(0), Int32(0), row // 16), full)
             ring.wait(columns_ring.empty(at.stage), at.parity)
             full = columns_ring.full(at.stage)
             primitives.mbarrier_arrive_expect_tx(full, columns_ring.bytes)
             target, column = columns_ring.stage(at.stage), (query_tile * QUERIES, head * head_size)
             _copy(target, gradient_columns_map, column, full)
             _copy(target + columns_ring.bytes // 2, query_columns_map, column, full)
-            at = ring.following(at, query_ring.stages)
+            at = ring.following(at, rows_ring.stages)

@@ -15,7 +15,6 @@ Int32, Pointer = cutlass.Int32, cutlass.Pointer
 
 _UNIT = 16  # bytes, of addresses in a descriptor
 _STEP = 32  # bytes that an instruction contracts
-_ROWS = 64  # of a product with columns
 _MODES = {128: 1, 64: 2}  # of permutation, in a descriptor
 
 
@@ -34,6 +33,10 @@ class Operand:
     row_bytes: cutlass.Constexpr[int]
     part_rows: cutlass.Constexpr[int]
     kind: cutlass.Constexpr[str]
+
+    def moved(self, count: Int32, size: int) -> "Operand":
+        """The operand ``count`` times ``size`` bytes further on."""
+        return dataclasses.replace(self, descriptor=self.descriptor + count * (size // _UNIT))
 
     def at(self, step: int, name: str, argument: int) -> list[str]:
         """PTX that puts the descriptor for a step of the contracted dimension into a register.
@@ -81,12 +84,11 @@ def of_shared(a: Operand, b: Operand, columns: int, depth_bytes: int) -> list[Fl
     return _issue(lines, count, [a.descriptor, b.descriptor])
 
 
-def of_registers(words: list[Uint32], kind: str, b: Operand, columns: int) -> list[Float32]:
+def of_registers(words: list[Uint32], b: Operand, columns: int) -> list[Float32]:
     """Starts A times the transpose of B with A in registers.
 
     Args:
-      words: A, four words for each 32 of the contracted dimension.
-      kind: Of A, "e4m3" or "e5m2".
+      words: A in E4M3, four words for each 32 of the contracted dimension.
       b: ``columns`` rows.
       columns: Of the result.
 
@@ -97,23 +99,8 @@ def of_registers(words: list[Uint32], kind: str, b: Operand, columns: int) -> li
     lines = []
     for step in range(len(words) // 4):
         a = "{" + ", ".join(f"${count + 4 * step + i}" for i in range(4)) + "}"
-        lines += [*b.at(step, "b", count + len(words)), _multiply(columns, kind, b.kind, a, step)]
+        lines += [*b.at(step, "b", count + len(words)), _multiply(columns, "e4m3", b.kind, a, step)]
     return _issue(lines, count, [*words, b.descriptor])
-
-
-def of_columns(words: list[Uint32], columns: Pointer, kind: str, channels: int) -> list[Float32]:
-    """Starts the product of E4M3 words, contracted with 64 rows, with channels.
-
-    Args:
-      words: A, in registers.
-      columns: Shared memory with 64 bytes for each channel.
-      kind: Of the columns.
-      channels: Their number.
-
-    Returns:
-      Accumulators, not to be used before :func:`kernels.hopper.warpgroup.wait`.
-    """
-    return of_registers(words, "e4m3", operand(columns, _ROWS, kind), channels)
 
 
 def sums(old: list[Float32], product: list[Float32]) -> list[Float32]:

@@ -55,15 +55,6 @@ def _copy(target: Pointer, source: TensorMap, place: tuple[Int32, ...], barrier:
     primitives.cp_async_bulk_tensor_shared_cta_global(target, source.get_ptr(), place, barrier)
 
 
-@cute.jit
-def _next_stage(stage: Int32, parity: Int32) -> tuple[Int32, Int32]:
-    """The stage after this one, and its parity."""
-    stage += 1
-    if stage == _STAGES:
-        stage, parity = Int32(0), parity ^ 1
-    return stage, parity
-
-
 @dataclasses.dataclass(frozen=True)
 class Memory:
     """Shared memory.
@@ -138,26 +129,26 @@ def _load_keys(
     head_size: Constexpr,
 ) -> None:
     """Fills the rings with tiles of keys."""
-    stage, parity = Int32(0), Int32(1)
+    at = ring.Place(Int32(0), Int32(1))
     for j in cutlass.range(keys.num_tiles):
         key_tile = keys.first_tile + j
         row = kv_index * padded_keys + key_tile * KEYS
-        ring.wait(memory.keys.empty(stage), parity)
-        full = memory.keys.full(stage)
+        ring.wait(memory.keys.empty(at.stage), at.parity)
+        full = memory.keys.full(at.stage)
         primitives.mbarrier_arrive_expect_tx(full, memory.keys.bytes)
         for part in cutlass.range_constexpr(head_size // PART):
-            target = memory.keys.stage(stage) + part * (KEYS * warpgroup.SWIZZLE_BYTES)
+            target = memory.keys.stage(at.stage) + part * (KEYS * warpgroup.SWIZZLE_BYTES)
             _copy(target, key_map, (Int32(part * PART), row), full)
-        ring.wait(memory.values.empty(stage), parity)
-        full = memory.values.full(stage)
+        ring.wait(memory.values.empty(at.stage), at.parity)
+        full = memory.values.full(at.stage)
         primitives.mbarrier_arrive_expect_tx(full, memory.values.bytes)
-        _copy(memory.values.stage(stage), value_map, (Int32(0), Int32(0), Int32(0), row // 16), full)
-        ring.wait(memory.columns.empty(stage), parity)
-        full = memory.columns.full(stage)
+        _copy(memory.values.stage(at.stage), value_map, (Int32(0), Int32(0), Int32(0), row // 16), full)
+        ring.wait(memory.columns.empty(at.stage), at.parity)
+        full = memory.columns.full(at.stage)
         primitives.mbarrier_arrive_expect_tx(full, memory.columns.bytes)
         columns = (key_tile * KEYS, kv_index * head_size)
-        _copy(memory.columns.stage(stage), key_columns_map, columns, full)
-        stage, parity = _next_stage(stage, parity)
+        _copy(memory.columns.stage(at.stage), key_columns_map, columns, full)
+        at = ring.following(at, _STAGES)
 
 
 @cute.jit
@@ -169,37 +160,41 @@ def _differentiate(
     query_rows = backward_products.operand(rows_of_query, warpgroup.SWIZZLE_BYTES, "f16", tile.ROWS)
     rows_of_gradient = memory.gradient + consumer * (KEYS * head_size)
     gradient_rows = backward_products.operand(rows_of_gradient, head_size, "e5m2")
+    key_tiles = backward_products.operand(memory.keys.memory, warpgroup.SWIZZLE_BYTES, "f16", KEYS)
+    value_tiles = backward_products.operand(memory.values.memory, head_size, "e4m3")
+    columns_of_tiles = backward_products.operand(memory.columns.memory, KEYS, "e4m3")
     d_query = [Float32(0.0) for _ in range(head_size // 2)]
     old_d_s = [Uint32(0) for _ in range(2 * GROUPS)]
-    stage, parity, old_stage, old_parity = Int32(0), Int32(0), Int32(0), Int32(0)
+    at, old = (ring.Place(Int32(0), Int32(0)) for _ in range(2))
     ring.wait(memory.resident, Int32(0))
     for j in cutlass.range(seen.keys.num_tiles):
         key_tile = seen.keys.first_tile + j
-        ring.wait(memory.keys.full(stage), parity)
-        key_rows = backward_products.operand(memory.keys.stage(stage), warpgroup.SWIZZLE_BYTES, "f16", KEYS)
+        ring.wait(memory.keys.full(at.stage), at.parity)
+        key_rows = key_tiles.moved(at.stage, memory.keys.bytes)
         s = backward_products.of_shared(query_rows, key_rows, KEYS, 2 * head_size)
-        ring.wait(memory.values.full(stage), parity)
-        value_rows = backward_products.operand(memory.values.stage(stage), head_size, "e4m3")
+        ring.wait(memory.values.full(at.stage), at.parity)
+        value_rows = value_tiles.moved(at.stage, memory.values.bytes)
         d_p = backward_products.of_shared(gradient_rows, value_rows, KEYS, head_size)
         s = warpgroup.wait(1, s)
         p = backward_scores.probabilities(s, backward_scores.of_rows(rows.offsets), rows.log2_scale, rows.lift)
         p_bytes = backward_scores.as_bytes(backward_scores.masked(p, seen, key_tile))
-        ring.wait(memory.columns.full(old_stage), old_parity)
-        product = backward_products.of_columns(old_d_s, memory.columns.stage(old_stage), "e4m3", head_size)
+        ring.wait(memory.columns.full(old.stage), old.parity)
+        columns = columns_of_tiles.moved(old.stage, memory.columns.bytes)
+        product = backward_products.of_registers(old_d_s, columns, head_size)
         d_p = warpgroup.wait(1, d_p)
-        steps.arrive(memory.keys.empty(stage))
-        steps.arrive(memory.values.empty(stage))
+        steps.arrive(memory.keys.empty(at.stage))
+        steps.arrive(memory.values.empty(at.stage))
         d_s = backward_scores.score_gradients(d_p, backward_scores.of_rows(rows.statistics), p_bytes, rows.factor)
         d_s = backward_scores.masked(d_s, seen, key_tile)
         d_query = backward_products.sums(d_query, warpgroup.wait(0, product))
         old_d_s = backward_scores.as_bytes(d_s)
         if j > 0:
-            steps.arrive(memory.columns.empty(old_stage))
-        old_stage, old_parity = stage, parity
-        stage, parity = _next_stage(stage, parity)
+            steps.arrive(memory.columns.empty(old.stage))
+        at, old = ring.following(at, _STAGES), at
     if seen.keys.num_tiles > 0:
-        ring.wait(memory.columns.full(old_stage), old_parity)
-        product = backward_products.of_columns(old_d_s, memory.columns.stage(old_stage), "e4m3", head_size)
+        ring.wait(memory.columns.full(old.stage), old.parity)
+        columns = columns_of_tiles.moved(old.stage, memory.columns.bytes)
+        product = backward_products.of_registers(old_d_s, columns, head_size)
         d_query = backward_products.sums(d_query, warpgroup.wait(0, product))
     return d_query
 

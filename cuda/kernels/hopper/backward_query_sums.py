@@ -3,17 +3,17 @@
 The sums of a tile of 64 queries lie as accumulators do: float32 [tiles, 2 warpgroups of head_size / 2 channels,
 head_size / 16, 128 threads, 4], so that a warp adds to contiguous memory.
 
-With head size 64 each thread adds its own. With 128 a warpgroup leaves its accumulators in shared memory, and the copy
-engine adds them while the warps go on: additions by the threads stand in the way of whatever else they read or write,
-spilled registers included, of which there are none with 64.
+With head size 64 each thread adds its own. With 128 a warpgroup leaves its accumulators in shared memory, and a thread
+of the producer's warpgroup (:mod:`kernels.hopper.backward_adder`) has the copy engine add them while the warps go on:
+additions by the threads stand in the way of whatever else they read or write.
 """
 
 import cutlass
 import cutlass.cute as cute
 from cutlass.cute.arch import block_idx, thread_idx
 from cutlass.experimental import primitives
-from kernels import tile
-from kernels.hopper import epilogue
+from kernels import ring, tile
+from kernels.hopper import backward_ring, epilogue
 from kernels.hopper.backward_prepare import contributes
 from kernels.hopper.backward_queries import QUERIES
 from kernels.words import Float32, Uint32, as_float, load_if, view, when
@@ -26,8 +26,9 @@ Int32, Int64, Boolean, Pointer, Constexpr = (
     cutlass.Constexpr,
 )
 
+STAGES = 2
+"""Tiles of a consumer in the ring of the copy engine."""
 _WARPS, _THREADS = 4, 128  # of a warpgroup
-_BARRIER = 1  # and those of the consumers, which are the second warpgroup and the third
 _TWICE_BIAS = 254 << 23
 
 
@@ -46,48 +47,52 @@ def by_copy_engine(head_size: int) -> bool:
     return head_size == 128
 
 
-@cute.jit
-def wait_until_read(warp: Int32, head_size: Constexpr) -> None:
-    """Waits, with the warpgroup, until the copy engine has read what :func:`add` left before, if it is to add.
-
-    Args:
-      warp: Index of the warp in the thread block.
-      head_size: 64 or 128.
-    """
-    if cutlass.const_expr(by_copy_engine(head_size)):
-        if warp % _WARPS == 0:
-            with cute.arch.elect_one():
-                primitives.inline_ptx("cp.async.bulk.wait_group.read 0;")
-        _meet(warp)
+def place_of(consumer: Int32, index: Int32) -> ring.Place:
+    """Where the tile of this number of a consumer goes."""
+    return ring.Place(consumer * STAGES + index % STAGES, index // STAGES & 1)
 
 
 @cute.jit
 def add(
     sums: Pointer,
-    left: Pointer | None,
+    left: ring.Ring | None,
+    index: Int32,
     accumulators: list[Float32],
     query_tile: Int32,
     warp: Int32,
     head_size: Constexpr,
 ) -> None:
-    """Adds half of the channels of a tile, after :func:`wait_until_read`.
+    """Adds half of the channels of a tile, or leaves them for :func:`hand_over`.
 
     Args:
       sums: float32 [B, N, T', head_size].
-      left: Shared memory, float32 [2, 64 head_size / 2], for the copy engine; None if threads add.
+      left: Ring of the copy engine; None if threads add.
+      index: Of the tile, of those that the warpgroup adds.
       accumulators: Of this thread, with ``head_size / 2`` columns.
       query_tile: Tile, counted from the first one of the array.
       warp: Index of the warp in the thread block; the warpgroups after the first have a half of the channels each.
       head_size: 64 or 128.
     """
-    if cutlass.const_expr(by_copy_engine(head_size)):
-        _add_by_copy_engine(sums, left, accumulators, query_tile, warp, head_size)
-    else:
+    if cutlass.const_expr(left is None):
         _add_by_threads(sums, accumulators, query_tile, warp, head_size)
+    else:
+        at = place_of(_half(warp), index)
+        ring.wait(left.empty(at.stage), at.parity ^ 1)
+        target = view(left.stage(at.stage), Float32) + thread_idx()[0] % _THREADS * 4
+        for start in cutlass.range_constexpr(0, len(accumulators), 4):
+            four = cutlass.Vector.from_elements(accumulators[start : start + 4], Float32)
+            (target + start * _THREADS).store(four, alignment=16)
+
+
+@cute.jit
+def hand_over(left: ring.Ring | None, index: Int32, warp: Int32) -> None:
+    """Has the copy engine add what :func:`add` has left, if it is to add; a fence must come between."""
+    if cutlass.const_expr(left is not None):
+        backward_ring.arrive(left.full(place_of(_half(warp), index).stage))
 
 
 def _add_by_threads(sums: Pointer, accumulators: list[Float32], query_tile: Int32, warp: Int32, head_size: int) -> None:
-    target = sums + (_offset(query_tile, warp, head_size) + thread_idx()[0] % _THREADS * 4)
+    target = sums + (offset_of(query_tile, _half(warp), head_size) + thread_idx()[0] % _THREADS * 4)
     for start in range(0, len(accumulators), 4):
         primitives.inline_ptx(
             "red.relaxed.gpu.global.add.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
@@ -95,37 +100,13 @@ def _add_by_threads(sums: Pointer, accumulators: list[Float32], query_tile: Int3
         )
 
 
-@cute.jit
-def _add_by_copy_engine(
-    sums: Pointer, left: Pointer, accumulators: list[Float32], query_tile: Int32, warp: Int32, head_size: Constexpr
-) -> None:
-    count = QUERIES * head_size // 2
-    mine, thread = left + _half(warp) * count, thread_idx()[0] % _THREADS
-    for start in cutlass.range_constexpr(0, len(accumulators), 4):
-        four = cutlass.Vector.from_elements(accumulators[start : start + 4], Float32)
-        (mine + (start * _THREADS + thread * 4)).store(four, alignment=16)
-    cute.arch.fence_view_async_shared()
-    _meet(warp)
-    if warp % _WARPS == 0:
-        with cute.arch.elect_one():
-            primitives.inline_ptx(
-                f"cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [{{$r0}}], [{{$r1}}], {4 * count};"
-                " cp.async.bulk.commit_group;",
-                read_only_args=[sums + _offset(query_tile, warp, head_size), mine],
-            )
-
-
 def _half(warp: Int32) -> Int32:
     return warp // _WARPS - 1
 
 
-def _offset(query_tile: Int32, warp: Int32, head_size: int) -> Int64:
-    """Of the half of a tile that a warp has."""
-    return (Int64(query_tile) * 2 + _half(warp)) * (QUERIES * head_size // 2)
-
-
-def _meet(warp: Int32) -> None:
-    primitives.barrier_cta_sync(barrier_id=_BARRIER + warp // _WARPS, thread_count=_THREADS)
+def offset_of(query_tile: Int32, half: Int32, head_size: int) -> Int64:
+    """Of half of the channels of a tile, in the sums."""
+    return (Int64(query_tile) * 2 + half) * (QUERIES * head_size // 2)
 
 
 @cute.kernel
