@@ -1,18 +1,16 @@
 """What the assembler made of the kernels of an image."""
 
-import pathlib
-import shutil
 import subprocess
-import sys
 
 import pytest
 
+from tests.cuda_tools import path_of
 from tests.native.stand_in.handlers import BUILT, manifest
 
 
 def of_kernels(target: str, prefix: str) -> dict[str, str]:
     """Machine code as text of the kernels whose name begins so, by name; skips without a disassembler."""
-    tool = _disassembler()
+    tool = path_of("cuobjdump")
     if tool is None:
         pytest.skip("no cuobjdump: pip install nvidia-cuda-cuobjdump")
     command = [tool, "-sass", BUILT / f"kernels.{target}.cubin"]
@@ -20,9 +18,3 @@ def of_kernels(target: str, prefix: str) -> dict[str, str]:
     functions = dict(part.split("\n", 1) for part in text.split("Function : ")[1:])
     entries = {kernel["entry"]: name for name, kernel in manifest(target).items()}
     return {entries[entry]: code for entry, code in functions.items() if entries[entry].startswith(prefix)}
-
-
-def _disassembler() -> str | None:
-    """Of CUDA's toolkit, or of NVIDIA's Python package."""
-    packaged = (path for entry in map(pathlib.Path, sys.path) for path in entry.glob("nvidia/*/bin/cuobjdump"))
-    return shutil.which("cuobjdump") or next(map(str, packaged), None)

@@ -38,6 +38,12 @@ def test_products_wait_for_one_another_nowhere(forward, backward):
         assert count(r"WARPGROUP\.DEPBAR", code) < count(r"[HQ]GMMA\.", code) / 2, name
 
 
+def test_a_step_of_the_backward_has_one_fence_and_no_barrier_of_threads(backward):
+    """A fence waits for all products under way: there are those of the start, of zeros, of the loop and of the end."""
+    for name in ("backward_h64", "backward_h128"):
+        assert (count(r"FENCE\.VIEW\.ASYNC", backward[name]), count(r"BAR\.SYNC", backward[name])) == (4, 2), name
+
+
 def test_maxima_are_taken_by_threes(forward):
     """Of 32 scores in each of two rows: fifteen of three and one of two, and as many minima."""
     for name, code in forward.items():

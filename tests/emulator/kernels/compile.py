@@ -9,11 +9,11 @@ import json
 import os
 import pathlib
 import re
-import shutil
 import subprocess
-import sys
 import tempfile
 from typing import Any
+
+from tests.cuda_tools import path_of
 
 TARGET = "sm_90a"
 MANIFEST = "manifest.json"
@@ -124,18 +124,12 @@ def _encode(map_: dict[str, Any], pointer: Any, dims: list[Any]) -> Any:
 
 def _resources(cubin: pathlib.Path) -> dict[str, int]:
     """Registers and stack bytes of the only entry."""
-    tool = shutil.which("cuobjdump") or _packaged("cuobjdump")
+    tool = path_of("cuobjdump")
+    if tool is None:
+        raise FileNotFoundError("cuobjdump: not on the path; install nvidia-cuda-cuobjdump")
     text = subprocess.run([tool, "--dump-resource-usage", cubin], check=True, capture_output=True, text=True).stdout
     ((registers, stack, local),) = re.findall(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", text)
     return {"registers": int(registers), "stack_bytes": int(stack) + int(local)}
-
-
-def _packaged(tool: str) -> str:
-    """The tool in NVIDIA's Python package, which does not put it on the path."""
-    for directory in map(pathlib.Path, sys.path):
-        for path in directory.glob(f"nvidia/*/bin/{tool}"):
-            return str(path)
-    raise FileNotFoundError(f"{tool}: not on the path; install nvidia-cuda-cuobjdump")
 
 
 if __name__ == "__main__":
