@@ -17,6 +17,7 @@ MAX_HEAD_SIZE = 256
 
 _DTYPES = (jnp.bfloat16, jnp.float32)
 _LONGEST_SEQUENCE = 2**30
+_SCALES = (2.0**-126, 2.0**126)  # log2(e) times that is a normal float32
 
 
 @overload
@@ -96,7 +97,7 @@ def attention(
       bias: Floating, broadcastable to [*B, N, T, S] with all its dimensions present; added after the scale, natural-log
         units. Reference implementation only. Differentiable.
       mask: bool, broadcastable to [*B, N, T, S] with all its dimensions present; True keeps. Reference implementation
-        only. A key that is hidden from every query has no influence at all; one that some query sees shares its block
+        only. A key that it hides from every query has no influence at all; one that some query sees shares its block
         scales with its neighbours.
       scale: Softmax scale, a positive Python number; None for ``1 / sqrt(H)``.
       is_causal: Query i sees keys j <= i. Aligned at the top left, as in ``jax.nn``: with T = 1 it sees key 0 only, so
@@ -250,8 +251,11 @@ def _check_scale(scale: float | None, head_size: int) -> float:
         )
     if isinstance(scale, bool) or not isinstance(scale, int | float | np.floating | np.integer):
         raise TypeError(f"scale: expected a Python number, got {type(scale).__name__}")
-    if not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale: expected a finite positive number, got {scale}")
+    if not _SCALES[0] <= scale <= _SCALES[1]:
+        raise ValueError(
+            f"scale: expected a positive number between {_SCALES[0]:.1e} and {_SCALES[1]:.1e}, float32's range, got "
+            f"{scale}"
+        )
     return float(scale)
 
 
@@ -287,6 +291,10 @@ def _check_scores_like(name: str, x: ArrayLike, shape: tuple[int, ...]) -> jax.A
 
 
 def _check_integers(name: str, x: ArrayLike, shape: Sequence[int]) -> jax.Array:
+    if x is None:
+        raise TypeError(f"{name}: expected an integer array, got None")
+    if isinstance(x, np.ndarray) and np.issubdtype(x.dtype, np.integer) and x.size and not _fits_int32(x):
+        raise ValueError(f"{name}: expected int32 values, got {x.min()} to {x.max()}")
     array = jnp.asarray(x)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(f"{name}: expected an integer dtype, got {array.dtype}")
@@ -295,8 +303,17 @@ def _check_integers(name: str, x: ArrayLike, shape: Sequence[int]) -> jax.Array:
     return array.astype(jnp.int32)
 
 
+def _fits_int32(x: np.ndarray) -> bool:
+    limits = np.iinfo(np.int32)
+    return bool(limits.min <= int(x.min()) and int(x.max()) <= limits.max)
+
+
 def _check_lengths(name: str, x: ArrayLike | None, batch: Sequence[int], merged: Sequence[int]) -> jax.Array | None:
-    return None if x is None else _check_integers(name, x, batch).reshape(merged)
+    if x is None:
+        return None
+    if isinstance(x, jax.Array) and x.dtype in (jnp.uint32, jnp.int64, jnp.uint64):
+        x = jnp.clip(x, 0, _LONGEST_SEQUENCE)  # They would wrap around, and longer than any sequence is no longer.
+    return _check_integers(name, x, batch).reshape(merged)
 
 
 def _check_segments(

@@ -111,6 +111,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         self._check_choices()
+        self._check_numbers()
         self._check_query_key()
         self._check_row_reference()
         self._check_probabilities()
@@ -126,6 +127,15 @@ class Recipe:
             allowed = get_args(choices)
             self._require(getattr(self, field) in allowed, field, f"one of {allowed}")
 
+    def _check_numbers(self) -> None:
+        for field in _INTEGERS:
+            self._require(type(getattr(self, field)) is int, field, "a Python int")
+        for field, (least, most, reason) in _NUMBERS.items():
+            x = getattr(self, field)
+            is_number = isinstance(x, int | float) and not isinstance(x, bool)
+            expected = f"a Python number from {least:g} to {most:g} ({reason})"
+            self._require(is_number and least <= x <= most, field, expected)
+
     def _check_query_key(self) -> None:
         if self.qk_format == "bf16":
             reason = "with qk_format='bf16', which has no scales"
@@ -135,7 +145,6 @@ class Recipe:
     def _check_row_reference(self) -> None:
         anchored, online = self.row_reference == "anchor", self.row_reference == "online_max"
         self._require(self.anchor_keys in (32, 128), "anchor_keys", "32 or 128 (at most one key tile)")
-        self._require(math.isfinite(self.margin) and self.margin >= 0, "margin", "a finite number >= 0")
         if not anchored:
             self._require(self.margin == 0, "margin", "0 unless row_reference='anchor'")
             self._require(self.anchor_order == "leading", "anchor_order", "'leading' unless row_reference='anchor'")
@@ -150,7 +159,6 @@ class Recipe:
                 f"(p_scale_shift={self.p_scale_shift})",
             )
         threshold = self.rescale_threshold_bits
-        self._require(0 <= threshold <= 8, "rescale_threshold_bits", "0 to 8 (2**8 * P must fit in E4M3)")
         if not online or self.p_format == "nvfp4":
             self._require(
                 threshold == 0,
@@ -174,15 +182,9 @@ class Recipe:
         if self.p_exponent_rule != "ceil":
             check_exponent_rule(self.p_exponent_rule, "Recipe.p_exponent_rule")
             self._require(isinstance(self.p_exponent_rule, float), "p_exponent_rule", "'ceil' or a float")
-        self._require(
-            isinstance(self.p_scale_shift, int) and 0 <= self.p_scale_shift <= _MAX_MARGIN_PLUS_SHIFT,
-            "p_scale_shift",
-            f"an int in [0, {_MAX_MARGIN_PLUS_SHIFT}]",
-        )
         if not direct:
             self._require(self.p_scale_shift == 0, "p_scale_shift", "0 unless p_format='mxfp4'")
             self._require(self.denominator != "sampled", "denominator", "'sampled' only with p_format='mxfp4'")
-        self._require(0 < self.p_tensor_scale < math.inf, "p_tensor_scale", "a finite positive number")
         if self.p_format != "nvfp4":
             self._require(self.p_tensor_scale == 1, "p_tensor_scale", "1 unless p_format='nvfp4'")
 
@@ -203,12 +205,20 @@ class Recipe:
 
     def _check_backward(self) -> None:
         self._require(_is_power_of_two(self.backward_multiplier), "backward_multiplier", "a power of two")
-        self._require(math.isfinite(self.backward_lse_correction), "backward_lse_correction", "a finite number")
-        self._require(
-            self.backward_p_lift_bits in range(9), "backward_p_lift_bits", "0 to 8 (2**8 is the largest power in E4M3)"
-        )
 
 
+_INTEGERS = ("anchor_keys", "p_scale_shift", "v_channels_per_scale", "backward_p_lift_bits")
+_INSIDE_FLOAT32 = "its products stay inside float32"
+_NUMBERS = {
+    "margin": (0, 2**16, _INSIDE_FLOAT32),
+    "rescale_threshold_bits": (0, 8, "2**8 * P must fit in E4M3"),
+    "p_scale_shift": (0, _MAX_MARGIN_PLUS_SHIFT, "the range of the E8M0 byte"),
+    "p_tensor_scale": (2.0**-16, 2.0**16, _INSIDE_FLOAT32),
+    "v_multiplier": (2.0**-16, 2.0**16, _INSIDE_FLOAT32),
+    "backward_multiplier": (2.0**-12, 2.0**12, _INSIDE_FLOAT32),
+    "backward_lse_correction": (-16, 16, "beyond it the rebuilt P vanishes or saturates"),
+    "backward_p_lift_bits": (0, 8, "2**8 is the largest power of two in E4M3"),
+}
 _CHOICES = {
     "qk_format": QKFormat,
     "qk_scale_fold": ScaleFold,

@@ -261,6 +261,16 @@ class TestComposition:
         with pytest.raises(NotImplementedError, match=r"second derivatives .* are not implemented"):
             transform(loss)(V[0])
 
+    def test_what_a_refused_second_derivative_recommends_works(self):
+        def loss(v: Any) -> Any:
+            return (attend(Q[0], K[0], v).astype(jnp.float32) ** 2).sum()
+
+        def penalty(v: Any) -> Any:
+            return (jax.grad(loss)(jax.lax.stop_gradient(v)) * v).astype(jnp.float32).sum()
+
+        gradient = jax.grad(penalty)(V[0])
+        np.testing.assert_array_equal(np.asarray(gradient), np.asarray(jax.grad(loss)(V[0])))
+
     def test_integer_inputs_have_no_gradient(self):
         lengths = jnp.array([4, 6], jnp.int32)
 

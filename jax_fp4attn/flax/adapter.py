@@ -179,6 +179,8 @@ def make_attention_fn(
     """
     if isinstance(implementation, Sequence) and not isinstance(implementation, str):
         implementation = tuple(implementation)
+    if isinstance(local_window_size, Sequence | np.ndarray):
+        local_window_size = tuple(local_window_size)
     return AttentionFn(
         is_causal=is_causal,
         recipe=recipe,

@@ -63,6 +63,9 @@ def gradient_scale(
 ) -> jax.Array:
     """g: the power of two that brings the largest cotangent of each batch entry and kv head into [1, 2).
 
+    Of a largest cotangent that is NaN, or infinite, or beyond the range of g, it is NaN, and so are the gradients: the
+    conversion to E5M2 saturates, and would hide that a loss overflowed.
+
     Args:
       config: Static arguments.
       lse: The forward's lse [B, N, T].
@@ -72,7 +75,7 @@ def gradient_scale(
       sequence_axis: The mesh axis over which the sequence is split; g is that of the whole sequence.
 
     Returns:
-      float32 [B, K]; ones for a recipe that takes cotangents as they come.
+      float32 [B, K]; ones for a recipe that takes cotangents as they come, whatever they are.
 
     Example:
       >>> from jax_fp4attn import recipes
@@ -92,7 +95,8 @@ def gradient_scale(
     if sequence_axis is not None:
         amax = lax.pmax(amax, sequence_axis)
     exponent = jnp.clip(block_exponent(amax, "floor"), -_MAX_SCALE_BITS, _MAX_SCALE_BITS)
-    return jnp.where(amax == 0, 1.0, exp2_int(-exponent))
+    scale = jnp.where(amax == 0, 1.0, exp2_int(-exponent))
+    return jnp.where(amax < 2.0 ** (_MAX_SCALE_BITS + 1), scale, jnp.nan)
 
 
 def row_operands(

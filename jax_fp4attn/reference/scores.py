@@ -9,6 +9,8 @@ from jax import lax
 from jax_fp4attn.config import OperatorConfig, Visibility
 from jax_fp4attn.reference.masking import dense_tile, visible_in_tile
 
+_LARGEST_BIAS = 2.0**126  # log2(e) times that is finite
+
 
 @dataclasses.dataclass(frozen=True)
 class ScoreTile:
@@ -42,7 +44,7 @@ class ScoreTile:
         num_kv_heads, num_queries = self.query.shape[1], self.query.shape[3]
         if self.bias is not None:
             slots = jnp.minimum(positions, self.num_keys - 1)
-            raw = raw + dense_tile(self.bias, slots, num_kv_heads) / self.config.scale
+            raw = raw + _raw_bias(dense_tile(self.bias, slots, num_kv_heads), self.config.scale)
         visible = visible_in_tile(
             self.config,
             self.visibility,
@@ -52,3 +54,14 @@ class ScoreTile:
             num_kv_heads=num_kv_heads,
         )
         return jnp.where(visible, raw, -jnp.inf), visible
+
+
+def _raw_bias(bias: jax.Array, scale: float) -> jax.Array:
+    """A bias in units of raw scores, so that its log scores are finite or minus infinity.
+
+    Masks are written as the lowest number of a dtype, too: a log score that overflows would be NaN as soon as it is
+    the largest of its row.
+    """
+    limit = _LARGEST_BIAS / max(scale, 1.0)
+    raw = bias / scale
+    return jnp.where(raw < -limit, -jnp.inf, jnp.minimum(raw, limit))

@@ -10,7 +10,9 @@ from typing import Any
 
 import jax
 import jax.extend
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -21,8 +23,30 @@ Shapes = tuple[jax.ShapeDtypeStruct, ...]
 
 
 def run_automatic(call: Call, leaves: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    """Runs a call under ``custom_partitioning``."""
+    """Runs a call under ``custom_partitioning``.
+
+    Raises:
+      NotImplementedError: Under GSPMD, whose partitioner ends the process at a call without a rule of its own.
+    """
+    if not getattr(jax.config, "jax_use_shardy_partitioner", True):
+        raise NotImplementedError(
+            "attention: jax_use_shardy_partitioner is off, and calls are split by Shardy's rules; turn it on, or call "
+            "inside jax.shard_map"
+        )
+    if not jax.sharding.get_abstract_mesh().empty:
+        leaves = _on_the_mesh(leaves)
     return _partitioned(call, tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves))(*leaves)
+
+
+def _on_the_mesh(leaves: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    """Ties the call to an array that is on the mesh in scope.
+
+    ``custom_partitioning`` gets the mesh from arguments and results of the program and of functions in it, not from
+    ``jax.set_mesh``: where all of them are on no mesh, such as NumPy arrays, it would get none and gather everything.
+    """
+    zero = jax.jit(lambda: jnp.zeros((), jnp.int32), out_shardings=PartitionSpec())()
+    first, _ = lax.optimization_barrier((leaves[0], zero))
+    return (first, *leaves[1:])
 
 
 @functools.lru_cache(maxsize=1024)

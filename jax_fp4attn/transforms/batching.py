@@ -40,7 +40,7 @@ def _undifferentiable(call: Call) -> Callable[..., tuple[jax.Array, ...]]:
         del primals, tangents
         raise NotImplementedError(
             "attention: second derivatives (a hessian, the gradient of a gradient) are not implemented, as the "
-            "backward rounds too; use jax.lax.stop_gradient on attention's gradients"
+            "backward rounds too; apply jax.lax.stop_gradient to the inputs of the inner derivative"
         )
 
     return function
@@ -52,6 +52,8 @@ def _batchable(call: Call) -> Callable[..., tuple[jax.Array, ...]]:
 
     @function.def_vmap
     def rule(axis_size: int, mapped: list[bool], *leaves: jax.Array) -> tuple[tuple[jax.Array, ...], tuple[bool, ...]]:
+        if axis_size == 0:
+            raise ValueError("attention: expected a vmapped axis of at least 1, got 0; skip the call for no examples")
         if call.mapped:
             outputs = _map_again(call, axis_size, mapped, leaves)
         else:

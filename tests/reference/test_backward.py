@@ -99,6 +99,35 @@ class TestTrainingRecipe:
         zeros, just_below_two = jnp.zeros((1, 2, 8)), jnp.full((1, 8, 2, 64), 1.9999, jnp.float32)
         assert reference.gradient_scale(config, zeros, just_below_two, zeros, 1).tolist() == [[0.5]]
 
+    @pytest.mark.parametrize("cotangent", [np.inf, -np.inf, np.nan, 2.0**101])
+    @pytest.mark.parametrize("of", ["d_output", "d_lse"])
+    def test_an_overflow_is_not_hidden(self, of, cotangent):
+        """Saturated, it would be a finite gradient, and the rest of the head's would vanish beside it."""
+        inputs = shapes.normal(CAUSAL)
+        spoiled = np.array(getattr(inputs, of))
+        spoiled[1, 5, 0] = cotangent
+        clean, result = (
+            shapes.evaluate(x, recipe=recipes.train, is_causal=True) for x in (inputs, inputs._replace(**{of: spoiled}))
+        )
+        for x, y in zip(input_gradients(clean), input_gradients(result), strict=True):
+            x, y = (oracles.float64(value) for value in (x, y))
+            # Every row that the kv head's cotangents reach, and no other batch entry or head.
+            assert not np.isfinite(y[1, :, 0]).any(-1).all() and np.isnan(y[1, 5, 0]).all()
+            np.testing.assert_array_equal(y[0], x[0])
+            np.testing.assert_array_equal(y[1, :, 1], x[1, :, 1])
+
+    def test_the_largest_cotangents(self):
+        inputs = shapes.normal(CAUSAL)
+        factor = 2.0**98 / np.abs(oracles.float64(inputs.d_output)).max()
+        factor = 2.0 ** np.floor(np.log2(factor))
+        large = inputs._replace(
+            d_output=(factor * oracles.float64(inputs.d_output)).astype(ml_dtypes.bfloat16),
+            d_lse=(factor * inputs.d_lse).astype(np.float32),
+        )
+        one, many = (shapes.evaluate(x, recipe=recipes.train, is_causal=True) for x in (inputs, large))
+        for x, y in zip(input_gradients(one), input_gradients(many), strict=True):
+            np.testing.assert_array_equal(factor * oracles.float64(x), oracles.float64(y))
+
     def test_zero_cotangents_give_exact_zeros(self):
         inputs = shapes.normal(CAUSAL)
         inputs = inputs._replace(d_output=np.zeros_like(inputs.d_output), d_lse=np.zeros_like(inputs.d_lse))

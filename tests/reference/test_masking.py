@@ -130,6 +130,34 @@ class TestHidden:
         np.testing.assert_array_equal(result.lse[rows], -np.inf)
         assert all(np.isfinite(oracles.float64(x)).all() for x in result[2:])
 
+    @pytest.mark.parametrize("scale", [0.125, 1.0, 2.0])
+    @WALKS
+    def test_the_lowest_number_as_a_bias_hides(self, name, scale):
+        """Whole rows, and the first key tile of others: neither is NaN, nor the gradients."""
+        inputs = shapes.normal(Shape((2,), 40, 160, 2, 1, 64))
+        rows, keys = np.arange(40) >= 30, np.arange(160) < 130
+        hidden = rows[:, None] | keys
+        bias = np.where(hidden, np.finfo(np.float32).min, 0).astype(np.float32)[None, None]
+        recipe = recipes.named()[name]
+        lowest, infinite = (
+            shapes.evaluate(inputs, x, recipe=recipe, scale=scale) for x in (bias, np.where(hidden, -np.inf, bias))
+        )
+        for x, y in zip(lowest, infinite, strict=True):
+            np.testing.assert_array_equal(x, y)
+        np.testing.assert_array_equal(lowest.output[:, rows], 0)
+        np.testing.assert_array_equal(lowest.lse[:, rows], -np.inf)
+        assert all(np.isfinite(oracles.float64(x)).all() for x in lowest[2:])
+
+    @pytest.mark.parametrize("scale", [0.125, 1.0, 2.0])
+    @pytest.mark.parametrize("bias", [1e38, np.inf])
+    def test_the_largest_bias_saturates(self, bias, scale):
+        inputs = shapes.normal(SHAPE)
+        only = (np.arange(128) == 7).astype(np.float32)[None, None, None]
+        with np.errstate(invalid="ignore"):
+            biased = np.where(only, bias, 0).astype(np.float32)
+        result = shapes.evaluate(inputs, np.broadcast_to(biased, (1, 1, 1, 128)), recipe=recipes.bf16, scale=scale)
+        np.testing.assert_array_equal(result.output, np.broadcast_to(inputs.value[:, 7:8, :1], result.output.shape))
+
     def test_hidden_keys_do_not_reach_shared_scales(self):
         # One scale for 32 keys of a channel, or for a whole head: huge values beyond the length must not set them.
         recipe = dataclasses.replace(

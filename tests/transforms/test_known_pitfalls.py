@@ -12,7 +12,16 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_fp4attn import recipes
-from tests.meshes import assert_equal, causal, gradients, one_device, random_inputs, run_sharded
+from tests.assertions import relative_l2
+from tests.meshes import (
+    assert_equal,
+    causal,
+    count_collectives,
+    gradients,
+    one_device,
+    random_inputs,
+    run_sharded,
+)
 
 ARRAYS = random_inputs(4, 8, 4, 2, 16)
 
@@ -80,6 +89,58 @@ class TestOperandsShardedUnlike:
         assert_agree(run_sharded(mesh, evaluate, ARRAYS, (P("data"),) * 4)[0], expected)
 
 
+class TestNoOperandOnTheMesh:
+    """JAX tells `custom_partitioning` of the mesh in scope only if something in the program is on it."""
+
+    @pytest.mark.parametrize("wrap", [lambda f: f, jax.vmap], ids=["call", "vmap"])
+    def test_arrays_of_the_host_are_split_by_constraints(self, wrap, make_mesh):
+        arrays = [np.asarray(x)[:, None] for x in ARRAYS] if wrap is jax.vmap else [np.asarray(x) for x in ARRAYS]
+        mapped = wrap(evaluate)
+
+        def run(*arrays: Any) -> Any:
+            return mapped(*(jax.lax.with_sharding_constraint(x, P("data")) for x in arrays))
+
+        with jax.set_mesh(make_mesh(AxisType.Auto)):
+            compiled = jax.jit(run).lower(*arrays).compile()
+            actual = compiled(*arrays)
+        assert "all-gather" not in count_collectives(compiled.as_text())
+        assert_agree(actual, one_device(mapped, *arrays))
+
+    def test_a_program_of_shapes_is_split_as_that_of_arrays(self, make_mesh):
+        mesh = make_mesh(AxisType.Auto)
+
+        def run(*arrays: Any) -> Any:
+            return evaluate(*(jax.lax.with_sharding_constraint(x, P("data")) for x in arrays))
+
+        with jax.set_mesh(mesh):
+            program = jax.jit(run).lower(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in ARRAYS)).compile()
+        assert "all-gather" not in count_collectives(program.as_text())
+
+    def test_the_sequence_is_split(self, cpu_devices):
+        mesh = Mesh(np.array(cpu_devices[:2]), ("seq",), axis_types=(AxisType.Auto,))
+        arrays = [np.asarray(x) for x in random_inputs(1, 256, 2, 1, 16)]
+        ring = gradients(functools.partial(attend, context_axis="seq"))
+        with jax.set_mesh(mesh):
+            compiled = jax.jit(ring).lower(*arrays).compile()
+            actual = compiled(*arrays)
+        assert "collective-permute" in count_collectives(compiled.as_text())
+        # Of recipes.bf16 parts merge in float32.
+        for x, y in zip(actual, one_device(evaluate, *arrays), strict=True):
+            assert relative_l2(np.asarray(x, np.float32), np.asarray(y, np.float32)) < 4e-3
+
+
+def test_gspmd_is_refused(make_mesh):
+    """Its partitioner would end the process."""
+    mesh = make_mesh(AxisType.Auto)
+    arrays = [jax.device_put(x, NamedSharding(mesh, P("data"))) for x in ARRAYS[:3]]
+    jax.config.update("jax_use_shardy_partitioner", False)
+    try:
+        with pytest.raises(NotImplementedError, match="jax_use_shardy_partitioner is off"):
+            jax.jit(lambda *x: attend(*x, scale=0.5)).lower(*arrays)
+    finally:
+        jax.config.update("jax_use_shardy_partitioner", True)
+
+
 class TestInsideShardMap:
     def test_gradient_of_keys_that_shards_share(self, make_mesh):
         query, key, value, d_output = ARRAYS
@@ -108,6 +169,11 @@ class TestVmap:
     def test_mapped_axes_of_automatic_meshes_may_be_sharded(self, spec, make_mesh, expected):
         mesh = make_mesh(AxisType.Auto)
         assert_agree(run_sharded(mesh, jax.vmap(evaluate), self.ARRAYS, (spec,) * 4)[0], expected)
+
+    def test_no_examples_are_refused(self):
+        empty = [jnp.zeros((0, *x.shape), x.dtype) for x in ARRAYS]
+        with pytest.raises(ValueError, match="expected a vmapped axis of at least 1, got 0"):
+            jax.vmap(evaluate)(*empty)
 
     def test_spmd_axis_name(self, make_mesh, expected):
         mesh = make_mesh(AxisType.Auto)
