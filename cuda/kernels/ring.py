@@ -2,11 +2,12 @@
 
 | barrier | arrives | completes when |
 |---|---|---|
-| full | who writes: the producer's thread, with the bytes that it expects | a tile has been written |
-| empty | who reads: one lane of each consumer warp | all of them have read a tile |
+| full | who writes | a tile has been written |
+| empty | who reads | all of them have read a tile |
 
-Keys and values have barriers of their own, since keys are read first. A stage's barriers complete once a round; who
-waits for a round's barrier waits for its parity. Readers start with parity 0, writers with 1, since all stages are
+Where the copy engine writes, that is the producer's thread, with the bytes that it expects; warps arrive by one lane
+each. What is read first has a ring of its own, such as keys before values. A stage's barriers complete once a round;
+who waits for a round's barrier waits for its parity. Readers start with parity 0, writers with 1, since all stages are
 empty at first.
 """
 

@@ -8,6 +8,7 @@ from tests.native.machine_code import of_kernels
 from tests.native.stand_in.handlers import BUILT, NO_BUILD
 
 TARGET = "sm_90a"
+PRODUCT = r"[HQ]GMMA\."
 HALF_STEP = "0x1000100"  # of two codes, see cuda/kernels/hopper/direct_p.py
 
 pytestmark = pytest.mark.skipif(not (BUILT / f"kernels.{TARGET}.cubin").is_file(), reason=NO_BUILD)
@@ -21,7 +22,7 @@ def forward() -> dict[str, str]:
 @pytest.fixture(scope="module")
 def backward() -> dict[str, str]:
     kernels = of_kernels(TARGET, "backward_")
-    return {name: code for name, code in kernels.items() if count(r"[HQ]GMMA\.", code)}
+    return {name: code for name, code in kernels.items() if count(PRODUCT, code)}
 
 
 def count(opcode: str, code: str) -> int:
@@ -33,15 +34,31 @@ def test_products_wait_for_one_another_nowhere(forward, backward):
     assert len(forward) == 10 and len(backward) == 6
     for name, code in forward.items():
         steps = 12 if "h128" in name else 8
-        assert (count(r"[HQ]GMMA\.", code), count(r"WARPGROUP\.DEPBAR", code)) == (steps, 2), name
+        assert (count(PRODUCT, code), count(r"WARPGROUP\.DEPBAR", code)) == (steps, 2), name
     for name, code in backward.items():
-        assert count(r"WARPGROUP\.DEPBAR", code) < count(r"[HQ]GMMA\.", code) / 2, name
+        assert count(r"WARPGROUP\.DEPBAR", code) < count(PRODUCT, code) / 2, name
+
+
+def step_of(code: str) -> str:
+    """The innermost of the loops with most products."""
+    lines = re.findall(r"/\*([0-9a-f]{4,5})\*/ +(.*?) *;", code)
+    places = {int(address, 16): i for i, (address, _) in enumerate(lines)}
+    loops = []
+    for i, (address, text) in enumerate(lines):
+        # Waiting again, which lies behind the end of the code, jumps back always.
+        jump = re.fullmatch(r"@!?U?P\d BRA (0x[0-9a-f]+)", text)
+        if jump and (target := int(jump[1], 16)) < int(address, 16):
+            loops.append("\n".join(text for _, text in lines[places[target] : i + 1]))
+    most = max(count(PRODUCT, loop) for loop in loops)
+    return min((loop for loop in loops if count(PRODUCT, loop) == most), key=len)
 
 
 def test_a_step_of_the_backward_has_one_fence_and_no_barrier_of_threads(backward):
-    """A fence waits for all products under way: there are those of the start, of zeros, of the loop and of the end."""
-    for name in ("backward_h64", "backward_h128"):
-        assert (count(r"FENCE\.VIEW\.ASYNC", backward[name]), count(r"BAR\.SYNC", backward[name])) == (4, 2), name
+    """A fence waits for all products under way."""
+    for name, products in {"backward_h64": 14, "backward_h128": 20}.items():
+        step = step_of(backward[name])
+        assert count(PRODUCT, step) == products, name
+        assert (count(r"FENCE\.VIEW\.ASYNC", step), count(r"BAR\.SYNC", step)) == (1, 0), name
 
 
 def test_maxima_are_taken_by_threes(forward):

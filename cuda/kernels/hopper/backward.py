@@ -1,7 +1,7 @@
 """The gradients on Hopper: a thread block has 128 keys of a key/value head and goes through the queries that see them.
 
-A thread of the first warpgroup fills the rings, two others have dQ added. Two warpgroups have 64 keys each, as the rows
-of transposed products:
+A thread of the first warpgroup fills the rings; with head size 128 two others have dQ added. Two warpgroups have 64
+keys each, as the rows of transposed products:
 
 | product | A | B |
 |---|---|---|
@@ -34,6 +34,7 @@ from kernels.hopper import (
     backward_producer,
     backward_queries,
     backward_query_sums,
+    backward_ring,
     epilogue,
     warpgroup,
 )
@@ -42,7 +43,7 @@ from kernels.words import Float32, Uint32, view
 Int32, Int64, Pointer, Constexpr = cutlass.Int32, cutlass.Int64, cutlass.Pointer, cutlass.Constexpr
 TensorMap = cutlass.GridConstant[cuda.TensorMap]
 
-THREADS = 128 * (backward_memory.CONSUMERS + 1)
+THREADS = 128 * (backward_ring.CONSUMERS + 1)
 _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 24, 240
 
 
@@ -165,7 +166,7 @@ def backward(
                 head_size,
             )
         if cutlass.const_expr(memory.sums_ring is not None):
-            if (warp > 0) & (warp <= backward_memory.CONSUMERS) & (thread % 32 == 0):
+            if (warp > 0) & (warp <= backward_ring.CONSUMERS) & (thread % 32 == 0):
                 backward_adder.add_query_sums(
                     view(query_sums, Float32),
                     memory.sums_ring,

@@ -17,7 +17,7 @@ Int32, Pointer, Constexpr = cutlass.Int32, cutlass.Pointer, cutlass.Constexpr
 @cute.jit
 def add_query_sums(
     sums: Pointer,
-    left: ring.Ring,
+    sums_ring: ring.Ring,
     consumer: Int32,
     place: Place,
     first_tile: Int32,
@@ -28,7 +28,7 @@ def add_query_sums(
 
     Args:
       sums: float32 [B, N, T', head_size].
-      left: Ring of all consumers.
+      sums_ring: Of all consumers.
       consumer: Whose part of the ring this is.
       place: Of the thread block.
       first_tile: First query tile.
@@ -40,12 +40,12 @@ def add_query_sums(
         first = (place.first_head + member) * (place.padded_queries // QUERIES) + first_tile
         for j in cutlass.range(num_tiles):
             at = backward_query_sums.place_of(consumer, index)
-            ring.wait(left.full(at.stage), at.parity)
-            target = sums + backward_query_sums.offset_of(first + j, consumer, head_size)
+            ring.wait(sums_ring.full(at.stage), at.parity)
+            target = sums + backward_query_sums.offset_of_half(first + j, consumer, head_size)
             primitives.inline_ptx(
-                f"cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [{{$r0}}], [{{$r1}}], {left.bytes};"
+                f"cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [{{$r0}}], [{{$r1}}], {sums_ring.bytes};"
                 " cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0;",
-                read_only_args=[target, left.stage(at.stage)],
+                read_only_args=[target, sums_ring.stage(at.stage)],
             )
-            primitives.mbarrier_arrive(left.empty(at.stage))
+            primitives.mbarrier_arrive(sums_ring.empty(at.stage))
             index += 1

@@ -12,7 +12,7 @@ from cutlass.experimental import primitives
 from kernels import ring, tile
 from kernels.hopper import backward_products, backward_query_sums, backward_scores, warpgroup
 from kernels.hopper import backward_ring as steps
-from kernels.hopper.backward_memory import CONSUMERS, SCORE_BYTES, STATISTICS, Memory
+from kernels.hopper.backward_memory import SCORE_BYTES, STATISTICS, Memory
 from kernels.hopper.backward_producer import Place
 from kernels.hopper.backward_queries import QUERIES, View
 from kernels.words import Float32, Uint32
@@ -128,6 +128,28 @@ def _query_product(resident: Resident, passing: Passing, buffer: Int32, head_siz
 
 
 @cute.jit
+def _add_last_query_product(
+    memory: Memory,
+    resident: Resident,
+    passing: Passing,
+    query_sums: Pointer,
+    steps_done: Int32,
+    query_tile: Int32,
+    warp: Int32,
+    head_size: Constexpr,
+) -> None:
+    """dQ of the last tile, and what is still to be handed over."""
+    buffer = (steps_done - 1) & 1
+    ring.wait(memory.exchanged + buffer, (steps_done - 1) >> 1 & 1)
+    d_query = warpgroup.wait(0, _query_product(resident, passing, buffer, head_size))
+    backward_query_sums.add(query_sums, memory.sums_ring, steps_done - 1, d_query, query_tile, warp, head_size)
+    cute.arch.fence_view_async_shared()
+    if steps_done > 1:
+        backward_query_sums.hand_over(memory.sums_ring, steps_done - 2, warp)
+    backward_query_sums.hand_over(memory.sums_ring, steps_done - 1, warp)
+
+
+@cute.jit
 def differentiate(
     memory: Memory,
     block: Place,
@@ -153,7 +175,7 @@ def differentiate(
     Returns:
       Sums for dK and dV, as accumulators.
     """
-    query_tiles, queries, left = block.padded_queries // QUERIES, seen.queries, memory.sums_ring
+    query_tiles, queries = block.padded_queries // QUERIES, seen.queries
     columns_ring, scores, exchanged = memory.columns_ring, memory.scores, memory.exchanged
     resident, passing = _resident(memory, warp // 4 - 1, head_size), _passing(memory, head_size)
     d_key, d_value = ([Float32(0.0) for _ in range(head_size // 2)] for _ in range(2))
@@ -161,7 +183,7 @@ def differentiate(
     step, old_tile = Int32(0), Int32(0)
     if cutlass.const_expr(with_query):
         backward_scores.clear(scores + SCORE_BYTES, thread_idx()[0] - 128)
-        primitives.barrier_cta_sync(barrier_id=_BARRIER, thread_count=128 * CONSUMERS)
+        primitives.barrier_cta_sync(barrier_id=_BARRIER, thread_count=128 * steps.CONSUMERS)
     ring.wait(memory.resident, Int32(0))
     for member in cutlass.range(block.group_heads):
         head = block.first_head + member
@@ -177,7 +199,7 @@ def differentiate(
                 ring.wait(exchanged + (buffer ^ 1), (step - 1) >> 1 & 1)
                 backward_scores.store_by_query(scores + buffer * SCORE_BYTES, d_s, warp - 4)
                 if step > 1:
-                    backward_query_sums.hand_over(left, step - 2, warp)
+                    backward_query_sums.hand_over(memory.sums_ring, step - 2, warp)
             d_value = backward_products.sums(d_value, warpgroup.wait(0, product))
             if cutlass.const_expr(with_query):
                 d_query = _query_product(resident, passing, buffer ^ 1, head_size)
@@ -187,7 +209,7 @@ def differentiate(
                 d_query = warpgroup.wait(1, d_query)
                 steps.arrive(exchanged + buffer)
                 if step > 0:
-                    backward_query_sums.add(query_sums, left, step - 1, d_query, old_tile, warp, head_size)
+                    backward_query_sums.add(query_sums, memory.sums_ring, step - 1, d_query, old_tile, warp, head_size)
             d_key = backward_products.sums(d_key, warpgroup.wait(0, product))
             steps.arrive(columns_ring.empty(at.stage))
             old_tile = head * query_tiles + query_tile
@@ -195,12 +217,5 @@ def differentiate(
             step += 1
     if cutlass.const_expr(with_query):
         if step > 0:
-            buffer = (step - 1) & 1
-            ring.wait(exchanged + buffer, (step - 1) >> 1 & 1)
-            d_query = warpgroup.wait(0, _query_product(resident, passing, buffer, head_size))
-            backward_query_sums.add(query_sums, left, step - 1, d_query, old_tile, warp, head_size)
-            cute.arch.fence_view_async_shared()
-            if step > 1:
-                backward_query_sums.hand_over(left, step - 2, warp)
-            backward_query_sums.hand_over(left, step - 1, warp)
+            _add_last_query_product(memory, resident, passing, query_sums, step, old_tile, warp, head_size)
     return d_key, d_value

@@ -41,8 +41,6 @@ STATISTICS = 2 * QUERIES
 """Numbers of the query rows of a tile."""
 SCORE_BYTES = QUERIES * tile.ROWS
 """Of a buffer of dS."""
-CONSUMERS = 2
-"""Warpgroups that compute."""
 _RING_CHANNELS = 256
 """Of the stages of a ring together."""
 _ALIGNMENT = 1024  # of rows with permuted chunks
@@ -81,7 +79,7 @@ class Memory:
         for ring in (self.rows_ring, self.columns_ring):
             ring.initialize(backward_ring.CONSUMER_WARPS)
         if self.sums_ring is not None:
-            self.sums_ring.initialize(1, backward_ring.CONSUMER_WARPS // CONSUMERS)
+            self.sums_ring.initialize(1, backward_ring.CONSUMER_WARPS // backward_ring.CONSUMERS)
         primitives.mbarrier_init(self.resident, 1)
         for buffer in range(2):
             primitives.mbarrier_init(self.exchanged + buffer, backward_ring.CONSUMER_WARPS)
@@ -99,7 +97,7 @@ def allocate(head_size: int, with_query: bool) -> Memory:
     stages = _RING_CHANNELS // head_size
     rings = [(stages, 3 * tile_bytes), (stages, 2 * tile_bytes)]
     if with_query and backward_query_sums.by_copy_engine(head_size):
-        rings.append((CONSUMERS * backward_query_sums.STAGES, 4 * tile_bytes // CONSUMERS))
+        rings.append((backward_ring.CONSUMERS * backward_query_sums.STAGES, 4 * tile_bytes // backward_ring.CONSUMERS))
     rows, columns, *sums = allocate_rings(*rings)
     statistics = view(shared.words(stages * STATISTICS).data_ptr(), Float32)
     barriers = view(shared.words(8).data_ptr(), Int64)

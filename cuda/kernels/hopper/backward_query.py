@@ -44,8 +44,7 @@ Int32, Int64, Boolean, Pointer, Constexpr = (
 )
 TensorMap = cutlass.GridConstant[cuda.TensorMap]
 
-CONSUMERS = 2
-THREADS = 128 * (CONSUMERS + 1)
+THREADS = 128 * (steps.CONSUMERS + 1)
 _PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 24, 240
 _STAGES = 3
 

@@ -27,7 +27,7 @@ Int32, Int64, Boolean, Pointer, Constexpr = (
 )
 
 STAGES = 2
-"""Tiles of a consumer in the ring of the copy engine."""
+"""Tiles of a consumer in the ring of the copy engine; at least 2, since one is left before the last is handed over."""
 _WARPS, _THREADS = 4, 128  # of a warpgroup
 _TWICE_BIAS = 254 << 23
 
@@ -55,7 +55,7 @@ def place_of(consumer: Int32, index: Int32) -> ring.Place:
 @cute.jit
 def add(
     sums: Pointer,
-    left: ring.Ring | None,
+    sums_ring: ring.Ring | None,
     index: Int32,
     accumulators: list[Float32],
     query_tile: Int32,
@@ -66,33 +66,33 @@ def add(
 
     Args:
       sums: float32 [B, N, T', head_size].
-      left: Ring of the copy engine; None if threads add.
+      sums_ring: Of the copy engine; None if threads add.
       index: Of the tile, of those that the warpgroup adds.
       accumulators: Of this thread, with ``head_size / 2`` columns.
       query_tile: Tile, counted from the first one of the array.
       warp: Index of the warp in the thread block; the warpgroups after the first have a half of the channels each.
       head_size: 64 or 128.
     """
-    if cutlass.const_expr(left is None):
+    if cutlass.const_expr(sums_ring is None):
         _add_by_threads(sums, accumulators, query_tile, warp, head_size)
     else:
         at = place_of(_half(warp), index)
-        ring.wait(left.empty(at.stage), at.parity ^ 1)
-        target = view(left.stage(at.stage), Float32) + thread_idx()[0] % _THREADS * 4
+        ring.wait(sums_ring.empty(at.stage), at.parity ^ 1)
+        target = view(sums_ring.stage(at.stage), Float32) + thread_idx()[0] % _THREADS * 4
         for start in cutlass.range_constexpr(0, len(accumulators), 4):
             four = cutlass.Vector.from_elements(accumulators[start : start + 4], Float32)
             (target + start * _THREADS).store(four, alignment=16)
 
 
 @cute.jit
-def hand_over(left: ring.Ring | None, index: Int32, warp: Int32) -> None:
+def hand_over(sums_ring: ring.Ring | None, index: Int32, warp: Int32) -> None:
     """Has the copy engine add what :func:`add` has left, if it is to add; a fence must come between."""
-    if cutlass.const_expr(left is not None):
-        backward_ring.arrive(left.full(place_of(_half(warp), index).stage))
+    if cutlass.const_expr(sums_ring is not None):
+        backward_ring.arrive(sums_ring.full(place_of(_half(warp), index).stage))
 
 
 def _add_by_threads(sums: Pointer, accumulators: list[Float32], query_tile: Int32, warp: Int32, head_size: int) -> None:
-    target = sums + (offset_of(query_tile, _half(warp), head_size) + thread_idx()[0] % _THREADS * 4)
+    target = sums + (offset_of_half(query_tile, _half(warp), head_size) + thread_idx()[0] % _THREADS * 4)
     for start in range(0, len(accumulators), 4):
         primitives.inline_ptx(
             "red.relaxed.gpu.global.add.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
@@ -104,7 +104,7 @@ def _half(warp: Int32) -> Int32:
     return warp // _WARPS - 1
 
 
-def offset_of(query_tile: Int32, half: Int32, head_size: int) -> Int64:
+def offset_of_half(query_tile: Int32, half: Int32, head_size: int) -> Int64:
     """Of half of the channels of a tile, in the sums."""
     return (Int64(query_tile) * 2 + half) * (QUERIES * head_size // 2)
 

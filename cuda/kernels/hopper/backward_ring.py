@@ -7,7 +7,9 @@ from cutlass.experimental import primitives
 
 Int32, Pointer = cutlass.Int32, cutlass.Pointer
 
-CONSUMER_WARPS = 8
+CONSUMERS = 2
+"""Warpgroups that compute."""
+CONSUMER_WARPS = 4 * CONSUMERS
 
 
 @cute.jit
