@@ -180,7 +180,7 @@ def make_attention_fn(
     if isinstance(implementation, Sequence) and not isinstance(implementation, str):
         implementation = tuple(implementation)
     if isinstance(local_window_size, Sequence | np.ndarray):
-        local_window_size = tuple(local_window_size)
+        local_window_size = tuple(local_window_size)  # type: ignore[assignment]  # attention() checks how many.
     return AttentionFn(
         is_causal=is_causal,
         recipe=recipe,

@@ -224,6 +224,10 @@ class TestArguments:
         made = [make_attention_fn(recipe=recipes.fast, implementation=["reference"]) for _ in range(2)]
         assert made[0] == made[1] and hash(made[0]) == hash(made[1])
         assert attention_fn == make_attention_fn() != make_attention_fn(is_causal=True)
+        windows = [make_attention_fn(local_window_size=window) for window in ((2, 3), [2, 3], np.array([2, 3]))]
+        assert len(set(windows)) == 1
+        with pytest.raises(ValueError, match="local_window_size: expected an int or"):
+            make_attention_fn(local_window_size=[2])(*_qkv())
 
     @pytest.mark.parametrize(
         ("arguments", "error", "message"),
