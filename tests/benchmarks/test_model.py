@@ -617,3 +617,5 @@ def test_the_report_is_made_with_recorded_counts_of_flash_attention_4(tmp_path, 
     written = records.read_csv(tmp_path / "model.csv")
     assert {x.kernel for x in written} >= {*cases.RECIPES.values(), published.FLASH_ATTENTION_4}
     assert (tmp_path / "model.png").is_file()
+    kept = records.read_csv(__main__.RESULTS / "model.csv")
+    assert written == kept, "the results are of other kernels: run python -m benchmarks.model and renew docs"
