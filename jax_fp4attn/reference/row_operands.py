@@ -24,7 +24,7 @@ _MAX_SCALE_BITS = 100  # keeps the product of all factors inside float32
 class RowOperands:
     """What belongs to query rows and is not saved by the forward. H and T are padded with zeros to whole tiles.
 
-    A row without a finite denominator contributes nothing: its entries are zero.
+    A row without a finite denominator contributes nothing: its entries are zero. Where g is NaN all entries are.
 
     Attributes:
       output_gradient: [B, N, T', H'], E5M2 bytes (uint8) of m g dO, or bfloat16; dP contracts over its channels.
@@ -131,16 +131,18 @@ def row_operands(
     recipe = config.recipe
     m = multiplier(recipe)
     factor = _by_query_head(scale, lse.shape[1])
-    d_output, d_lse = _contributing(lse, head_major(output_gradient, None), lse_gradient)
-    published = _publish(recipe, d_output * (m * factor[..., None]))
+    num_queries = lse.shape[2]
+    contributes = contributing_rows(lse)
+    # The selects keep away what the rows without a finite denominator hold.
+    rows, d_output = (jnp.where(contributes[..., None], head_major(x, None), 0.0) for x in (output, output_gradient))
+    d_lse = jnp.where(contributes, lse_gradient, 0.0)
+    published = _publish(recipe, pad_axis(d_output, 2, padded_queries(num_queries)) * (m * factor[..., None]))
     # From the rounded dO, so that the statistic cancels exactly what the product dO V^T contains.
-    products = head_major(output, None) * output_gradient_values(recipe, published)
-    statistic = (m * m) * factor * d_lse - m * sum_of_neighbours(products)
-    published = pad_axis(published, 2, padded_queries(lse.shape[2]))
+    products = rows * output_gradient_values(recipe, published[:, :, :num_queries])
     return RowOperands(
         output_gradient=published,
         output_gradient_columns=jnp.swapaxes(published, 2, 3),
-        row_statistic=jnp.where(contributing_rows(lse), statistic, 0.0),
+        row_statistic=(m * m) * factor * d_lse - m * sum_of_neighbours(products),
     )
 
 
@@ -157,13 +159,3 @@ def _by_query_head(scale: jax.Array, num_heads: int) -> jax.Array:
     """[B, K] to [B, N, 1]."""
     shape = (*scale.shape, num_heads // scale.shape[1], 1)
     return ungroup_heads(jnp.broadcast_to(scale[:, :, None, None], shape))
-
-
-def _contributing(lse: jax.Array, output_gradient: jax.Array, lse_gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Cotangents [B, N, T, H'] and [B, N, T] of the rows that contribute, zero elsewhere.
-
-    The selects keep away what a row without a finite denominator and its cotangent hold.
-    """
-    contributes = contributing_rows(lse)
-    d_output = jnp.where(contributes[..., None], output_gradient, 0.0)
-    return d_output, jnp.where(contributes, lse_gradient, 0.0)

@@ -5,14 +5,20 @@ The kernel of folded rows, which estimates before it works anything out, gives t
 
 import pathlib
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
 
-from cuda.emulator import Result, emulate
+from cuda.emulator import Output, Result, emulate
+from jax_fp4attn import recipes, reference
+from jax_fp4attn.config import OperatorConfig
 from jax_fp4attn.formats import E2M1, E4M3, decode, encode, quantize_nvfp4, round_to
 from tests.emulator.kernels import quantizers
 from tests.emulator.kernels.case import Case
+from tests.emulator.kernels.forward import Shape
+from tests.emulator.kernels.hopper_backward import inputs
+from tests.emulator.kernels.hopper_forward import LIBRARY
 
 _BUILD = pathlib.Path(__file__).parents[2] / "build" / "native"
 
@@ -154,3 +160,38 @@ def test_folded_rows_have_the_bytes_of_the_reference(kind: str, ties: str) -> No
     _, codes, pages = result.arrays[0]
     np.testing.assert_array_equal(codes[0, 0], np.asarray(expected.codes))
     np.testing.assert_array_equal(pages[0, 0], np.asarray(expected.scales))
+
+
+def test_rows_of_the_backward_have_the_bytes_of_the_reference_and_show_an_overflow() -> None:
+    """g of the first key/value head is NaN, as an infinite cotangent makes it."""
+    config = OperatorConfig(recipes.train, scale=0.125, is_causal=True, window=None)
+    shape = Shape(2, 130, 130, 4, 2, 64)
+    _, _, _, d_output, d_lse = inputs(shape)
+    output = inputs(shape, seed=1)[0]
+    d_output[0, 7, 1, 3] = np.inf
+    lse = np.random.default_rng(0).standard_normal(d_lse.shape).astype(np.float32)
+    lse[:, :, 77] = -np.inf
+    scale = reference.gradient_scale(config, lse, d_output, d_lse, shape.K)
+    expected = jax.jit(reference.row_operands, static_argnums=0)(config, output, lse, d_output, d_lse, scale)
+    values = {
+        "output": output.view(np.uint16),
+        "output_gradient": d_output.view(np.uint16),
+        "lse": lse,
+        "lse_gradient": d_lse,
+        "gradient_scale": np.asarray(scale),
+        "published_rows": Output(np.zeros(expected.output_gradient.shape, np.uint8)),
+        "columns": Output(np.zeros(expected.output_gradient_columns.shape, np.uint8)),
+        "row_statistic": Output(np.zeros(expected.row_statistic.shape, np.float32)),
+        "num_rows": shape.T,
+        "num_heads": shape.N,
+        "heads_a_group": 2,
+        "multiplier": recipes.train.backward_multiplier,
+    }
+    (found,), findings = LIBRARY.run("publish_output_gradient_h64", (shape.N, 2, shape.B), values)
+    assert not findings
+    np.testing.assert_array_equal(np.isnan(np.asarray(scale)), [[True, False], [False, False]])
+    np.testing.assert_array_equal(found["published_rows"], np.asarray(expected.output_gradient))
+    np.testing.assert_array_equal(found["columns"], np.asarray(expected.output_gradient_columns))
+    np.testing.assert_array_equal(found["row_statistic"], np.asarray(expected.row_statistic))
+    assert (found["published_rows"][0, :2] == 0x7F).all() and np.isnan(found["row_statistic"][0, :2]).all()
+    assert not found["published_rows"][0, 2:, 77].any() and not found["row_statistic"][0, 2:, 77].any()
