@@ -49,6 +49,11 @@ def save_attention_and_operands(primitive: Any, *args: Any, **params: Any) -> An
 
     Returns:
       Whether to save the value.
+
+    Example:
+      >>> import jax
+      >>> from jax_fp4attn import attention
+      >>> layer = jax.checkpoint(lambda x: attention(x, x, x), policy=save_attention_and_operands)
     """
     return _SAVE_ATTENTION_AND_OPERANDS(primitive, *args, **params)
 

@@ -6,31 +6,43 @@ denominator sums the codes themselves. Negative results become code 0.
 """
 
 import dataclasses
-import math
 
 PAIRS_PER_QUARTER = 16
+
+
+_LARGEST = 2.0**16  # keeps the third power of a log score inside float32
 
 
 def _check_finite(owner: object, *names: str) -> None:
     for name in names:
         value = getattr(owner, name)
-        if not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise ValueError(f"{type(owner).__name__}.{name}: expected a finite number, got {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
+            raise ValueError(
+                f"{type(owner).__name__}.{name}: expected a Python number of at most {_LARGEST:g}, got {value!r}"
+            )
 
 
 def _check_positive(owner: object, *names: str) -> None:
     _check_finite(owner, *names)
     for name in names:
-        if getattr(owner, name) <= 0:
+        if getattr(owner, name) < 1 / _LARGEST:
             raise ValueError(
-                f"{type(owner).__name__}.{name}: expected a positive number (the map must increase and send a masked "
-                f"score, -inf, to code 0), got {getattr(owner, name)!r}"
+                f"{type(owner).__name__}.{name}: expected a positive number from {1 / _LARGEST:g} on (the map must "
+                f"increase and send a masked score, -inf, to code 0), got {getattr(owner, name)!r}"
             )
 
 
 @dataclasses.dataclass(frozen=True)
 class Affine:
-    """``u = slope * xc + intercept`` (Direct-P, eq. for the affine payload)."""
+    """``u = slope * xc + intercept`` (Direct-P, eq. for the affine payload).
+
+    Raises:
+      ValueError: If the slope is not positive, or a number is not finite or too large.
+
+    Example:
+      >>> Affine(1.5, 1.2)
+      Affine(slope=1.5, intercept=1.2)
+    """
 
     slope: float
     intercept: float
@@ -42,7 +54,15 @@ class Affine:
 
 @dataclasses.dataclass(frozen=True)
 class Exponential:
-    """``u = 2**(xc + offset)``."""
+    """``u = 2**(xc + offset)``.
+
+    Raises:
+      ValueError: If the offset is not finite or too large.
+
+    Example:
+      >>> Exponential()
+      Exponential(offset=0.0)
+    """
 
     offset: float = 0.0
 
@@ -52,7 +72,15 @@ class Exponential:
 
 @dataclasses.dataclass(frozen=True)
 class SignedSquare:
-    """``y = slope * xc + intercept; u = y * |y| + constant``: one fused multiply-add more than affine."""
+    """``y = slope * xc + intercept; u = y * |y| + constant``: one fused multiply-add more than affine.
+
+    Raises:
+      ValueError: If the slope is not positive, or a number is not finite or too large.
+
+    Example:
+      >>> SignedSquare(0.64, 0.39, 0.68).constant
+      0.68
+    """
 
     slope: float
     intercept: float
@@ -65,20 +93,39 @@ class SignedSquare:
 
 @dataclasses.dataclass(frozen=True)
 class MaxAffine:
-    """``u = max(slope_i * xc + intercept_i)``, a convex piecewise-linear map."""
+    """``u = max(slope_i * xc + intercept_i)``, a convex piecewise-linear map.
+
+    Raises:
+      ValueError: If there are fewer than two pieces, or one is no :class:`Affine` map.
+
+    Example:
+      >>> len(MaxAffine(((1.0, 1.0), (2.0, 0.5))).pieces)
+      2
+    """
 
     pieces: tuple[tuple[float, float], ...]
 
     def __post_init__(self) -> None:
-        if len(self.pieces) < 2:
-            raise ValueError(f"MaxAffine.pieces: expected at least two (slope, intercept), got {self.pieces!r}")
+        are_pairs = isinstance(self.pieces, tuple) and all(isinstance(x, tuple) and len(x) == 2 for x in self.pieces)
+        if not are_pairs or len(self.pieces) < 2:
+            raise ValueError(
+                f"MaxAffine.pieces: expected a tuple of at least two (slope, intercept), got {self.pieces!r}"
+            )
         for slope, intercept in self.pieces:
             Affine(slope, intercept)
 
 
 @dataclasses.dataclass(frozen=True)
 class Cubic:
-    """``u = ((c3 * xc + c2) * xc + c1) * xc + c0``, without range reduction."""
+    """``u = ((c3 * xc + c2) * xc + c1) * xc + c0``, without range reduction.
+
+    Raises:
+      ValueError: If c3 is not positive, or a number is not finite or too large.
+
+    Example:
+      >>> Cubic(0.05, 0.2, 0.7, 1.0).c0
+      1.0
+    """
 
     c3: float
     c2: float
@@ -108,6 +155,13 @@ class MapSchedule:
       alternate_pairs: For each quarter the pairs (0 to 15) that take ``alternate``.
       alternate_query_tiles: Whether even and odd 128-row query tiles use the alternate map at all; the two tiles of a
         job are two software stages, and a kernel may spend the costly map in one of them only.
+
+    Raises:
+      ValueError: If the fields do not make a schedule; the message names the field.
+
+    Example:
+      >>> MapSchedule((Affine(1.65, 0.8),) * 4, Exponential(), ((0, 4),) * 4).alternate_pairs[3]
+      (0, 4)
     """
 
     quarters: tuple[CodeMap, CodeMap, CodeMap, CodeMap]
@@ -116,30 +170,48 @@ class MapSchedule:
     alternate_query_tiles: tuple[bool, bool] = (True, True)
 
     def __post_init__(self) -> None:
-        if len(self.quarters) != 4 or not all(isinstance(m, _MAP_TYPES) for m in self.quarters):
-            raise ValueError(f"MapSchedule.quarters: expected four code maps, got {self.quarters!r}")
+        is_tuple = isinstance(self.quarters, tuple)
+        if not is_tuple or len(self.quarters) != 4 or not all(isinstance(m, _MAP_TYPES) for m in self.quarters):
+            raise ValueError(f"MapSchedule.quarters: expected a tuple of four code maps, got {self.quarters!r}")
         if self.alternate is not None and not isinstance(self.alternate, _MAP_TYPES):
             raise ValueError(f"MapSchedule.alternate: expected a code map or None, got {self.alternate!r}")
-        pairs_valid = len(self.alternate_pairs) == 4 and all(
-            all(0 <= p < PAIRS_PER_QUARTER for p in pairs) and len(set(pairs)) == len(pairs)
-            for pairs in self.alternate_pairs
+        are_tuples = all(isinstance(x, tuple) for x in (self.alternate_pairs, *self.alternate_pairs))
+        pairs_valid = (
+            are_tuples
+            and len(self.alternate_pairs) == 4
+            and all(
+                all(0 <= p < PAIRS_PER_QUARTER for p in pairs) and len(set(pairs)) == len(pairs)
+                for pairs in self.alternate_pairs
+            )
         )
         if not pairs_valid:
             raise ValueError(
-                "MapSchedule.alternate_pairs: expected for each of four quarters distinct pairs in [0, 16), got "
-                f"{self.alternate_pairs!r}"
+                "MapSchedule.alternate_pairs: expected a tuple of distinct pairs in [0, 16) for each of four quarters, "
+                f"got {self.alternate_pairs!r}"
             )
         if (self.alternate is None) != (not any(self.alternate_pairs)):
             raise ValueError("MapSchedule: alternate and alternate_pairs are given together or not at all")
-        if len(self.alternate_query_tiles) != 2 or not any(self.alternate_query_tiles):
+        tiles = self.alternate_query_tiles
+        if not isinstance(tiles, tuple) or len(tiles) != 2 or not any(tiles):
             raise ValueError(
-                "MapSchedule.alternate_query_tiles: expected two bools (even, odd), at least one of them True, got "
-                f"{self.alternate_query_tiles!r}"
+                "MapSchedule.alternate_query_tiles: expected a tuple of two bools (even, odd), at least one of them "
+                f"True, got {self.alternate_query_tiles!r}"
             )
 
 
 def uniform(code_map: CodeMap) -> MapSchedule:
-    """The schedule in which every element takes ``code_map``."""
+    """The schedule in which every element takes ``code_map``.
+
+    Args:
+      code_map: A map.
+
+    Returns:
+      The schedule.
+
+    Example:
+      >>> uniform(Exponential()).quarters[3]
+      Exponential(offset=0.0)
+    """
     return MapSchedule((code_map,) * 4)
 
 
@@ -191,6 +263,13 @@ def with_exponential(
 
     Returns:
       The schedule.
+
+    Raises:
+      ValueError: If a density is out of range, or there are other than four.
+
+    Example:
+      >>> with_exponential(Affine(1.65, 0.8), (1, 1, 1, 1)).alternate_pairs[2]
+      (2, 4, 10, 12)
     """
     quarters = base if isinstance(base, tuple) else (base,) * 4
     pairs = tuple(paper_pairs(density, quarter) for quarter, density in enumerate(densities))

@@ -218,6 +218,10 @@ def guarded_raw_margin(margin: int, shift_bits: int) -> Recipe:
 
     Returns:
       The recipe.
+
+    Example:
+      >>> guarded_raw_margin(10, 16).margin_unit
+      'raw_score'
     """
     return dataclasses.replace(
         guarded(margin, shift_bits),

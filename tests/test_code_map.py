@@ -64,10 +64,19 @@ class TestMaps:
             lambda: MaxAffine(((1.0, 1.0), (0.0, 1.0))),
             lambda: Cubic(0.0, 1.0, 1.0, 1.0),
             lambda: Cubic(1.0, math.nan, 1.0, 1.0),
+            lambda: Affine(1e300, 0.0),
+            lambda: Affine(1e-300, 0.0),
+            lambda: Affine(True, 0.0),
+            lambda: Exponential(1e300),
+            lambda: MaxAffine([(1.0, 1.0), (2.0, 1.0)]),
+            lambda: MaxAffine(([1.0, 1.0], [2.0, 1.0])),
+            lambda: MapSchedule([Affine(1.0, 1.0)] * 4),
+            lambda: MapSchedule((Affine(1.0, 1.0),) * 4, Exponential(), [(0,)] * 4),
+            lambda: MapSchedule((Affine(1.0, 1.0),) * 4, Exponential(), ((0,),) * 4, [True, True]),
         ],
     )
-    def test_coefficients_that_do_not_make_a_map_are_refused(self, make):
-        with pytest.raises(ValueError, match=r"(Affine|Exponential|SignedSquare|Cubic)\.\w+: expected"):
+    def test_what_does_not_make_a_map_is_refused(self, make):
+        with pytest.raises(ValueError, match=r"(Affine|Exponential|\w*Square|MaxAffine|Cubic|MapSchedule)\.\w+: exp"):
             make()
 
     @all_maps
@@ -132,8 +141,8 @@ class TestMapSchedule:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"quarters": (MAPS[0],) * 3}, "quarters: expected four code maps"),
-            ({"quarters": (1.5,) * 4}, "quarters: expected four code maps"),
+            ({"quarters": (MAPS[0],) * 3}, "quarters: expected a tuple of four code maps"),
+            ({"quarters": (1.5,) * 4}, "quarters: expected a tuple of four code maps"),
             ({"alternate": 1.5}, "alternate: expected a code map"),
             ({"alternate_pairs": ((16,), (), (), ())}, "alternate_pairs: expected"),
             ({"alternate_pairs": ((-1,), (), (), ())}, "alternate_pairs: expected"),
@@ -141,8 +150,8 @@ class TestMapSchedule:
             ({"alternate_pairs": ((1,), (), ())}, "alternate_pairs: expected"),
             ({"alternate_pairs": ((), (), (), ())}, "given together"),
             ({"alternate": None}, "given together"),
-            ({"alternate_query_tiles": (False, False)}, "alternate_query_tiles: expected two bools"),
-            ({"alternate_query_tiles": (True,)}, "alternate_query_tiles: expected two bools"),
+            ({"alternate_query_tiles": (False, False)}, "alternate_query_tiles: expected a tuple of two bools"),
+            ({"alternate_query_tiles": (True,)}, "alternate_query_tiles: expected a tuple of two bools"),
         ],
     )
     def test_schedules_that_make_no_sense_are_refused(self, changes, message):

@@ -28,6 +28,10 @@ class MiniFloat:
         with a NaN are equal too. Of E5M2's three NaNs it is the last. E2M1 has none and takes its
         largest value.
       first_special: Smallest magnitude code that is not a finite number.
+
+    Example:
+      >>> E4M3.max_value
+      448.0
     """
 
     name: str
@@ -93,6 +97,9 @@ def round_to(x: ArrayLike, fmt: MiniFloat, *, ties: Ties = "even", divisor: Arra
 
     Returns:
       float32 array of the same shape. NaN stays NaN, infinities saturate, the sign of zero is kept.
+
+    Raises:
+      ValueError: If ``ties`` is neither of both.
 
     Example:
       >>> round_to(jnp.array([0.25, 0.3, 5.0, -100.0]), E2M1).tolist()
