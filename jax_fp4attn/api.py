@@ -251,6 +251,7 @@ def _check_scale(scale: float | None, head_size: int) -> float:
         )
     if isinstance(scale, bool) or not isinstance(scale, int | float | np.floating | np.integer):
         raise TypeError(f"scale: expected a Python number, got {type(scale).__name__}")
+    scale = scale if isinstance(scale, int) else float(scale)
     if not _SCALES[0] <= scale <= _SCALES[1]:
         raise ValueError(
             f"scale: expected a positive number between {_SCALES[0]:.1e} and {_SCALES[1]:.1e}, float32's range, got "
@@ -268,6 +269,8 @@ def _check_window(window: int | tuple[int, int] | None) -> tuple[int, int] | Non
         )
     if not isinstance(window, int | np.integer | Sequence | np.ndarray):
         raise TypeError(f"local_window_size: expected an int or (left, right), got {type(window).__name__}")
+    if isinstance(window, np.ndarray) and window.ndim != 1:
+        raise ValueError(f"local_window_size: expected an int or (left, right), got an array of shape {window.shape}")
     sides = (window, window) if isinstance(window, int | np.integer) else tuple(window)
     is_int = [isinstance(side, int | np.integer) and not isinstance(side, bool) for side in sides]
     if len(sides) != 2 or not all(is_int) or min(sides) < 0:

@@ -175,16 +175,8 @@ class MapSchedule:
             raise ValueError(f"MapSchedule.quarters: expected a tuple of four code maps, got {self.quarters!r}")
         if self.alternate is not None and not isinstance(self.alternate, _MAP_TYPES):
             raise ValueError(f"MapSchedule.alternate: expected a code map or None, got {self.alternate!r}")
-        are_tuples = all(isinstance(x, tuple) for x in (self.alternate_pairs, *self.alternate_pairs))
-        pairs_valid = (
-            are_tuples
-            and len(self.alternate_pairs) == 4
-            and all(
-                all(0 <= p < PAIRS_PER_QUARTER for p in pairs) and len(set(pairs)) == len(pairs)
-                for pairs in self.alternate_pairs
-            )
-        )
-        if not pairs_valid:
+        pairs = self.alternate_pairs
+        if not isinstance(pairs, tuple) or len(pairs) != 4 or not all(map(_are_pairs, pairs)):
             raise ValueError(
                 "MapSchedule.alternate_pairs: expected a tuple of distinct pairs in [0, 16) for each of four quarters, "
                 f"got {self.alternate_pairs!r}"
@@ -192,11 +184,18 @@ class MapSchedule:
         if (self.alternate is None) != (not any(self.alternate_pairs)):
             raise ValueError("MapSchedule: alternate and alternate_pairs are given together or not at all")
         tiles = self.alternate_query_tiles
-        if not isinstance(tiles, tuple) or len(tiles) != 2 or not any(tiles):
+        are_bools = isinstance(tiles, tuple) and all(isinstance(x, bool) for x in tiles)
+        if not are_bools or len(tiles) != 2 or not any(tiles):
             raise ValueError(
                 "MapSchedule.alternate_query_tiles: expected a tuple of two bools (even, odd), at least one of them "
                 f"True, got {self.alternate_query_tiles!r}"
             )
+
+
+def _are_pairs(pairs: object) -> bool:
+    """Whether these are distinct pairs of a quarter."""
+    is_tuple = isinstance(pairs, tuple) and all(type(pair) is int for pair in pairs)
+    return is_tuple and set(pairs) <= set(range(PAIRS_PER_QUARTER)) and len(set(pairs)) == len(pairs)
 
 
 def uniform(code_map: CodeMap) -> MapSchedule:

@@ -62,8 +62,8 @@ class SegmentIds:
     """Segments of packed sequences: a query attends to keys of its own segment; segment 0 (or less) is padding.
 
     Attributes:
-      query: int32 [*B, T].
-      key_value: int32 [*B, S].
+      query: int32 [*B, T]; JAX arrays of wider integers are cast, so their numbers have to fit.
+      key_value: int32 [*B, S]; likewise.
     """
 
     query: jax.Array

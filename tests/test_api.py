@@ -134,6 +134,7 @@ class TestRefusals:
             ({"local_window_size": (1, 2, 3)}, ValueError, "local_window_size: expected an int"),
             ({"local_window_size": (1.0, 2)}, ValueError, "local_window_size: expected an int"),
             ({"local_window_size": True}, ValueError, "local_window_size: expected an int"),
+            ({"local_window_size": np.array(3)}, ValueError, r"local_window_size: .*got an array of shape \(\)"),
             ({"local_window_size": 2.5}, TypeError, "local_window_size: expected an int or .*, got float"),
             ({"local_window_size": jnp.array([1, 2])}, TypeError, "local_window_size: expected an int"),
             ({"recipe": "train"}, TypeError, r"recipe: expected a jax_fp4attn.Recipe .*got str"),

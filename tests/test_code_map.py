@@ -73,6 +73,11 @@ class TestMaps:
             lambda: MapSchedule([Affine(1.0, 1.0)] * 4),
             lambda: MapSchedule((Affine(1.0, 1.0),) * 4, Exponential(), [(0,)] * 4),
             lambda: MapSchedule((Affine(1.0, 1.0),) * 4, Exponential(), ((0,),) * 4, [True, True]),
+            lambda: MapSchedule((Affine(1.0, 1.0),) * 4, Exponential(), ((0,),) * 4, ("no", "no")),
+            lambda: MapSchedule((Affine(1.0, 1.0),) * 4, Exponential(), ((1.5,),) * 4),
+            lambda: MapSchedule((Affine(1.0, 1.0),) * 4, Exponential(), ((True,),) * 4),
+            lambda: MapSchedule((Affine(1.0, 1.0),) * 4, Exponential(), (("a",),) * 4),
+            lambda: MapSchedule((Affine(1.0, 1.0),) * 4, Exponential(), None),
         ],
     )
     def test_what_does_not_make_a_map_is_refused(self, make):

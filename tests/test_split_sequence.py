@@ -290,6 +290,19 @@ def test_uncommitted_arrays_are_split_over_the_mesh_in_scope(make_mesh):
             assert_equal_to_merging([np.asarray(actual)[:, np.argsort(permutation)]], [expected])
 
 
+@pytest.mark.parametrize("cotangent", [np.nan, np.inf])
+@pytest.mark.parametrize("place", [5, 200])
+def test_an_overflow_on_one_shard_is_not_hidden_on_others(place, cotangent, make_mesh):
+    query, key, value, d_out = inputs(2)
+    d_out = d_out.at[0, place, 1, 3].set(cotangent)
+    mesh, spec = make_mesh(seq=2), P(None, "seq")
+    run = gradients({"recipe": recipes.train, "is_causal": True, "context_axis": "seq"})
+    mapped = jax.shard_map(run, mesh=mesh, in_specs=(spec,) * 4, out_specs=(spec,) * 5)
+    (_, _, *found), _ = run_sharded(mesh, mapped, (query, key, value, d_out), (spec,) * 4)
+    for gradient in found:
+        assert np.isnan(np.asarray(gradient, np.float32)[0, :, 0]).all()
+
+
 def test_one_shard_and_one_device_need_no_ring(make_mesh):
     arrays = inputs(1)
     options = {"recipe": recipes.square, "is_causal": True}

@@ -11,7 +11,7 @@ from jax import lax
 
 from jax_fp4attn.config import OperatorConfig
 from jax_fp4attn.formats import E5M2, block_exponent, decode, encode, exp2_int, round_to_bfloat16
-from jax_fp4attn.formats.reductions import sum_of_neighbours
+from jax_fp4attn.formats.reductions import max_magnitude, sum_of_neighbours
 from jax_fp4attn.recipe import Recipe
 from jax_fp4attn.reference.operands import head_major
 from jax_fp4attn.reference.tiles import group_heads, pad_axis, padded_queries, ungroup_heads
@@ -91,9 +91,10 @@ def gradient_scale(
     row_amax = round_to_bfloat16(jnp.max(jnp.abs(output_gradient), axis=3))
     row_amax = jnp.maximum(jnp.swapaxes(row_amax, 1, 2), jnp.abs(lse_gradient))
     row_amax = jnp.where(contributing_rows(lse), row_amax, 0.0)
-    amax = jnp.max(group_heads(row_amax, num_kv_heads), axis=(2, 3))
+    amax = max_magnitude(group_heads(row_amax, num_kv_heads), axis=(2, 3))
     if sequence_axis is not None:
-        amax = lax.pmax(amax, sequence_axis)
+        # Of floats a maximum over devices may lose NaN; an infinity stands for both.
+        amax = lax.pmax(jnp.where(amax < jnp.inf, amax, jnp.inf), sequence_axis)
     exponent = jnp.clip(block_exponent(amax, "floor"), -_MAX_SCALE_BITS, _MAX_SCALE_BITS)
     scale = jnp.where(amax == 0, 1.0, exp2_int(-exponent))
     return jnp.where(amax < 2.0 ** (_MAX_SCALE_BITS + 1), scale, jnp.nan)

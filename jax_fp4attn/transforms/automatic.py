@@ -10,12 +10,11 @@ from typing import Any
 
 import jax
 import jax.extend
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
+from jax_fp4attn.transforms.mesh_in_scope import concrete_mesh, spec_of
 from jax_fp4attn.transforms.operation import Call
 from jax_fp4attn.transforms.sharding import check_sequence_axis, make_plan, run_shard
 
@@ -33,24 +32,12 @@ def run_automatic(call: Call, leaves: tuple[jax.Array, ...]) -> tuple[jax.Array,
             "attention: jax_use_shardy_partitioner is off, and calls are split by Shardy's rules; turn it on, or call "
             "inside jax.shard_map"
         )
-    if not jax.sharding.get_abstract_mesh().empty:
-        leaves = _on_the_mesh(leaves)
-    return _partitioned(call, tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves))(*leaves)
-
-
-def _on_the_mesh(leaves: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    """Ties the call to an array that is on the mesh in scope.
-
-    ``custom_partitioning`` gets the mesh from arguments and results of the program and of functions in it, not from
-    ``jax.set_mesh``: where all of them are on no mesh, such as NumPy arrays, it would get none and gather everything.
-    """
-    zero = jax.jit(lambda: jnp.zeros((), jnp.int32), out_shardings=PartitionSpec())()
-    first, _ = lax.optimization_barrier((leaves[0], zero))
-    return (first, *leaves[1:])
+    shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves)
+    return _partitioned(call, shapes, jax.sharding.get_abstract_mesh())(*leaves)
 
 
 @functools.lru_cache(maxsize=1024)
-def _partitioned(call: Call, shapes: Shapes) -> Callable[..., tuple[jax.Array, ...]]:
+def _partitioned(call: Call, shapes: Shapes, scope: AbstractMesh) -> Callable[..., tuple[jax.Array, ...]]:
     layouts = call.argument_layouts(shapes)
     result_layouts = call.result_layouts(call.result_shapes(shapes))
 
@@ -60,9 +47,11 @@ def _partitioned(call: Call, shapes: Shapes) -> Callable[..., tuple[jax.Array, .
 
     def partition(mesh: Mesh, arguments: Any, results: Any) -> Any:
         del results
+        if mesh.empty:
+            mesh = concrete_mesh(scope, arguments) or mesh
         if call.sequence_axis is not None:
             check_sequence_axis(call.sequence_axis, mesh.axis_names)
-        plan = make_plan(call, shapes, tuple(_spec(x) for x in arguments), mesh.shape)
+        plan = make_plan(call, shapes, tuple(spec_of(x, mesh) for x in arguments), mesh.shape)
 
         def shardings(layouts: Iterable[str]) -> tuple[NamedSharding, ...]:
             return tuple(NamedSharding(mesh, plan.spec(layout)) for layout in layouts)
@@ -76,11 +65,10 @@ def _partitioned(call: Call, shapes: Shapes) -> Callable[..., tuple[jax.Array, .
 
     def rule(mesh: Mesh, value_types: Any, result_types: Any) -> tuple[str, dict[str, Any]]:
         del value_types, result_types
+        sizes = scope.axis_sizes if mesh.empty else mesh.shape.values()
         results = jax.tree.leaves(call.result_shapes(shapes))
         operands = tuple(zip(layouts, (x.shape for x in shapes), strict=True))
-        return sharding_rule(
-            operands, tuple(zip(result_layouts, (x.shape for x in results), strict=True)), mesh.shape.values()
-        )
+        return sharding_rule(operands, tuple(zip(result_layouts, (x.shape for x in results), strict=True)), sizes)
 
     function.def_partition(partition=partition, sharding_rule=rule)
 
@@ -90,23 +78,17 @@ def _partitioned(call: Call, shapes: Shapes) -> Callable[..., tuple[jax.Array, .
 
     # The custom call shows shapes and a pointer, nothing else. Where the persistent compilation cache leaves the
     # pointer out, only the name of the function around it keeps a call from getting the program of another.
-    named.__name__ = f"{call.operation.name}_{_digest(call, whole.trace(*shapes).jaxpr)}"
+    named.__name__ = f"{call.operation.name}_{_digest(call, scope, whole.trace(*shapes).jaxpr)}"
     return jax.jit(named)
 
 
-def _digest(call: Call, jaxpr: jax.extend.core.ClosedJaxpr) -> str:
+def _digest(call: Call, scope: AbstractMesh, jaxpr: jax.extend.core.ClosedJaxpr) -> str:
     """Names what a call computes, alike in every process."""
-    content = hashlib.sha256(repr((call.static, call.sequence_axis)).encode())
+    content = hashlib.sha256(repr((call.static, call.sequence_axis, scope.axis_names, scope.axis_sizes)).encode())
     content.update(re.sub(r"0x[0-9a-f]+", "", str(jaxpr)).encode())  # Without addresses of Python's functions.
     for constant in jaxpr.consts:
         content.update(np.asarray(constant).tobytes())
     return content.hexdigest()[:16]
-
-
-def _spec(argument: Any) -> PartitionSpec:
-    # A sharding that does not come from a mesh has no specification; the operand is then gathered.
-    spec = getattr(argument.sharding, "spec", None)
-    return spec if spec is not None else PartitionSpec()
 
 
 LaidOutShape = tuple[str, tuple[int, ...]]

@@ -111,8 +111,8 @@ class TestTrainingRecipe:
         )
         for x, y in zip(input_gradients(clean), input_gradients(result), strict=True):
             x, y = (oracles.float64(value) for value in (x, y))
-            # Every row that the kv head's cotangents reach, and no other batch entry or head.
-            assert not np.isfinite(y[1, :, 0]).any(-1).all() and np.isnan(y[1, 5, 0]).all()
+            # Of the kv head, and of no other batch entry or head.
+            assert np.isnan(y[1, :, 0]).all()
             np.testing.assert_array_equal(y[0], x[0])
             np.testing.assert_array_equal(y[1, :, 1], x[1, :, 1])
 

@@ -116,6 +116,46 @@ class TestNoOperandOnTheMesh:
             program = jax.jit(run).lower(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in ARRAYS)).compile()
         assert "all-gather" not in count_collectives(program.as_text())
 
+    @pytest.mark.parametrize("others", [slice(4, 8), slice(3, None, -1)], ids=["other devices", "another order"])
+    def test_two_meshes_of_one_shape_in_turn(self, others, cpu_devices, expected):
+        function = jax.jit(evaluate)
+        for devices in (cpu_devices[:4], cpu_devices[others]):
+            mesh = Mesh(np.array(devices), ("data",), axis_types=(AxisType.Auto,))
+            with jax.set_mesh(mesh):
+                constrained = jax.jit(lambda *x: function(*(jax.lax.with_sharding_constraint(y, P("data")) for y in x)))
+                actual = constrained(*(np.asarray(x) for x in ARRAYS))
+            assert_agree(actual, expected)
+            assert all(x.sharding.is_equivalent_to(NamedSharding(mesh, P("data")), x.ndim) for x in actual)
+
+    def test_an_abstract_mesh_alone(self, make_mesh, expected):
+        with jax.sharding.use_abstract_mesh(make_mesh(AxisType.Auto).abstract_mesh):
+            shapes = jax.eval_shape(evaluate, *ARRAYS)
+            actual = one_device(evaluate, *ARRAYS)
+        assert [x.shape for x in shapes] == [x.shape for x in expected]
+        assert_agree(actual, expected)
+
+    def test_explicit_axes_made_automatic(self, make_mesh, expected):
+        mesh = make_mesh(AxisType.Explicit)
+        run = jax.sharding.auto_axes(attend, out_sharding=P("data"))
+        arrays = [jax.device_put(x, NamedSharding(mesh, P("data"))) for x in ARRAYS[:3]]
+        with jax.set_mesh(mesh):
+            assert_agree([jax.jit(run)(*arrays)], expected[:1])
+        actual, _ = run_sharded(make_mesh(AxisType.Auto), evaluate, ARRAYS, (P("data"),) * 4)
+        assert_agree(actual, expected)
+
+    @pytest.mark.parametrize("spec", [P(("data", "model")), P("model"), P(None, None, "model")], ids=str)
+    def test_every_axis_is_recognised(self, spec, make_mesh):
+        arrays = [np.asarray(x) for x in random_inputs(8, 8, 4, 4, 16)]
+
+        def run(*arrays: Any) -> Any:
+            return evaluate(*(jax.lax.with_sharding_constraint(x, spec) for x in arrays))
+
+        with jax.set_mesh(make_mesh(AxisType.Auto)):
+            compiled = jax.jit(run).lower(*arrays).compile()
+            actual = compiled(*arrays)
+        assert not count_collectives(compiled.as_text())
+        assert_agree(actual, one_device(evaluate, *arrays))
+
     def test_the_sequence_is_split(self, cpu_devices):
         mesh = Mesh(np.array(cpu_devices[:2]), ("seq",), axis_types=(AxisType.Auto,))
         arrays = [np.asarray(x) for x in random_inputs(1, 256, 2, 1, 16)]
