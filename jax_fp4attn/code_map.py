@@ -194,8 +194,9 @@ class MapSchedule:
 
 def _are_pairs(pairs: object) -> bool:
     """Whether these are distinct pairs of a quarter."""
-    is_tuple = isinstance(pairs, tuple) and all(type(pair) is int for pair in pairs)
-    return is_tuple and set(pairs) <= set(range(PAIRS_PER_QUARTER)) and len(set(pairs)) == len(pairs)
+    if not isinstance(pairs, tuple) or not all(type(pair) is int for pair in pairs):
+        return False
+    return set(pairs) <= set(range(PAIRS_PER_QUARTER)) and len(set(pairs)) == len(pairs)
 
 
 def uniform(code_map: CodeMap) -> MapSchedule:

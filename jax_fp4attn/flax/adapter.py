@@ -179,9 +179,7 @@ def make_attention_fn(
     """
     if isinstance(implementation, Sequence) and not isinstance(implementation, str):
         implementation = tuple(implementation)
-    if isinstance(local_window_size, Sequence) or (
-        isinstance(local_window_size, np.ndarray) and local_window_size.ndim
-    ):
+    if isinstance(local_window_size, Sequence | np.ndarray) and np.ndim(local_window_size) == 1:
         local_window_size = tuple(local_window_size)  # type: ignore[assignment]  # attention() checks how many.
     return AttentionFn(
         is_causal=is_causal,
