@@ -7,6 +7,7 @@ It needs what benchmarks.emulator needs, and takes about half an hour.
 
 import argparse
 import dataclasses
+import functools
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,8 +18,7 @@ from benchmarks.emulator.__main__ import RESULTS, why_unavailable
 from benchmarks.emulator.attention import PERSISTENT_CASES
 from benchmarks.emulator.subjects import Subject
 from cuda.emulator import Program, Result, emulate, parse
-from cuda.emulator.mutations import Mutant, Outcome, bars, save, survey
-from cuda.emulator.mutations.survey import UNNOTICED
+from cuda.emulator.mutations import UNNOTICED, Outcome, bars, save, survey_launches
 
 FIGURE = Path(__file__).parents[2] / "docs/figures/emulator_mutations.png"
 _PRODUCTS = {
@@ -67,24 +67,17 @@ def _subjects(checkout: Path) -> Iterator[tuple[str, list[Subject]]]:
 def _survey(kernel: str, subjects: Sequence[Subject], seeds: Iterable[int]) -> list[Outcome]:
     """Outcomes of all mutants; what is not noticed in one launch is tried in the next."""
     launch = subjects[0].launch
-    program = Program(parse(launch.ptx, launch.entry))
-    outcomes: dict[tuple[str, str, int], Outcome] = {}
-    chosen: list[Mutant] | None = None
-    for subject in subjects:
 
-        def run(program: Program, seeds: Iterable[int], limit: int, subject: Subject = subject) -> Result:
-            options = subject.launch.options() | {"seeds": seeds, "max_instructions": limit, "entry": None}
-            return emulate(program, subject.arguments(), **options)
+    def run(subject: Subject, program: Program, seeds: Iterable[int], limit: int) -> Result:
+        options = subject.launch.options() | {"seeds": seeds, "max_instructions": limit, "entry": None}
+        return emulate(program, subject.arguments(), **options)
 
-        def progress(done: int, _: Outcome, subject: Subject = subject) -> None:
-            if done % 25 == 0:
-                print(f"  {kernel}, {subject.shape}: {done} mutants", file=sys.stderr, flush=True)
+    def progress(done: int, _: Outcome) -> None:
+        if done % 25 == 0:
+            print(f"  {kernel}: {done} mutants", file=sys.stderr, flush=True)
 
-        for outcome in survey(program, run, seeds, chosen=chosen, progress=progress):
-            mutant = outcome.mutant
-            outcomes[mutant.family, mutant.change, mutant.instruction.index] = outcome
-        chosen = [outcome.mutant for outcome in outcomes.values() if outcome.noticed == UNNOTICED]
-    return list(outcomes.values())
+    runs = [functools.partial(run, subject) for subject in subjects]
+    return survey_launches(Program(parse(launch.ptx, launch.entry)), runs, seeds, progress)
 
 
 if __name__ == "__main__":

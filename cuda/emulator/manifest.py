@@ -13,6 +13,7 @@ import numpy as np
 
 from .configuration import Shape
 from .front import Output, Result, emulate
+from .program.program import Program
 from .tensor_map import TensorMap
 
 # `tensor_map(bf16, 64x128, 128B)`: element type, box with the innermost dimension first, swizzle.
@@ -44,18 +45,27 @@ class KernelEntry:
     def arguments(self, **values: Any) -> list[Any]:
         """The arguments of `emulate`, from a value for each parameter.
 
-        Pointers take arrays, Outputs, or None for a null pointer; tensor maps take the array that they are of.
+        Pointers take arrays, Outputs, or None for a null pointer; tensor maps take the array that they are of, or a
+        TensorMap where its rows are not simply those of the array.
 
         Raises:
           TypeError: parameters are missing, or there are none of some names.
+          ValueError: a TensorMap is of another type than the parameter.
         """
         missing, unknown = self.parameters.keys() - values.keys(), values.keys() - self.parameters.keys()
         if missing or unknown:
             raise TypeError(f"{self.name}: missing {sorted(missing)}, unknown {sorted(unknown)}")
         return [_argument(kind, values[name]) for name, kind in self.parameters.items()]
 
-    def emulate(self, ptx: str, grid: Shape | int, values: Mapping[str, Any], **options: Any) -> Result:
-        """Run it on the emulator, launched as the library launches it; `options` are those of `emulate`."""
+    def emulate(self, ptx: str | Program, grid: Shape | int, values: Mapping[str, Any], **options: Any) -> Result:
+        """Run it on the emulator, launched as the library launches it.
+
+        Args:
+          ptx: text that has the kernel, or its program.
+          grid: CTAs along x, y, z.
+          values: of its parameters, see `arguments`.
+          **options: of `emulate`.
+        """
         return emulate(
             ptx,
             self.arguments(**values),
@@ -63,7 +73,7 @@ class KernelEntry:
             block=self.threads,
             cluster=self.cluster,
             shared_bytes=self.shared_bytes,
-            entry=self.entry,
+            entry=None if isinstance(ptx, Program) else self.entry,
             **options,
         )
 
@@ -76,6 +86,11 @@ def _argument(kind: str, value: Any) -> Any:
     match = _TENSOR_MAP.fullmatch(kind)
     if match is None:
         raise ValueError(f"the parameter type {kind!r} is not supported")
+    if isinstance(value, TensorMap):
+        found = f"tensor_map({value.element.name}, {'x'.join(map(str, value.box))}, {value.swizzle.name})"
+        if found != kind:
+            raise ValueError(f"expected a {kind}, got a {found}")
+        return value
     array = value.array if isinstance(value, Output) else value
     box = [int(extent) for extent in match[2].split("x")]
     return TensorMap.for_array(array, box, match[3], element=match[1])

@@ -1,6 +1,5 @@
 """The library's backward for Hopper on the emulator: nothing is found, and the gradients are those of the reference."""
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -11,8 +10,9 @@ from jax_fp4attn import recipes
 from jax_fp4attn.reference.operands import score_operand_values
 from tests.assertions import relative_l2
 from tests.emulator.kernels import hopper_backward as hopper
-from tests.emulator.kernels.forward import Shape
+from tests.emulator.kernels.forward import Shape, same_bits
 from tests.emulator.kernels.hopper_backward import Gradients, Problem
+from tests.emulator.kernels.hopper_cases import BACKWARD
 from tests.emulator.kernels.hopper_forward import rows_of_keys
 
 pytestmark = pytest.mark.skipif(not hopper.available(), reason="build/native has no backward: make native")
@@ -20,56 +20,8 @@ pytestmark = pytest.mark.skipif(not hopper.available(), reason="build/native has
 # Relative, in the L2 norm. A score's gradient within rounding of a threshold may get the next code of E5M2.
 ERROR = 5e-3
 
-SMALL_MULTIPLIER = dataclasses.replace(
-    recipes.train,
-    name="small_multiplier",
-    backward_multiplier=16.0,
-    backward_p_lift_bits=3,
-    backward_lse_correction=0.1,
-)
-
 both_accumulations = pytest.mark.parametrize("ordered", [False, True], ids=["float32", "float32_ordered"])
 both_head_sizes = pytest.mark.parametrize("head_size", [64, 128])
-
-
-def random_segments(batch: int, num_queries: int, num_keys: int) -> tuple[np.ndarray, np.ndarray]:
-    """Segments 0 (padding) to 3, which follow one another."""
-    rng = np.random.default_rng(7)
-    queries, keys = (np.sort(rng.integers(0, 4, (batch, length)), axis=1) for length in (num_queries, num_keys))
-    return queries, keys
-
-
-# Those of one shape and mask share the reference's program.
-SHAPE = Shape(2, 130, 150, 2, 1, 64)
-LENGTHS: dict[str, Any] = {"query_lengths": [130, 65], "key_lengths": [129, 31]}
-CASES: dict[str, tuple[Any, Shape, dict[str, Any]]] = {
-    "one key": (recipes.train, Shape(1, 3, 1, 1, 1, 64), {}),
-    "causal": (recipes.train, SHAPE, {"is_causal": True}),
-    "causal lengths": (recipes.train, SHAPE, {"is_causal": True, **LENGTHS}),
-    "causal segments": (recipes.train, SHAPE, {"is_causal": True, "segments": random_segments(2, 130, 150)}),
-    "offset": (recipes.train, SHAPE, {"is_causal": True, "key_offset": -70}),
-    "offset ahead": (recipes.train, SHAPE, {"is_causal": True, "key_offset": 90}),
-    "causal and everything": (
-        recipes.train,
-        SHAPE,
-        {"is_causal": True, "key_offset": -7, "segments": random_segments(2, 130, 150), **LENGTHS},
-    ),
-    "whole tiles": (recipes.train, Shape(1, 128, 256, 2, 2, 128), {}),
-    "more keys": (recipes.train, Shape(1, 70, 200, 4, 2, 128), {}),
-    "more keys, lengths": (
-        recipes.train,
-        Shape(1, 70, 200, 4, 2, 128),
-        {"query_lengths": [33], "key_lengths": [190]},
-    ),
-    "more keys, segments": (recipes.train, Shape(1, 70, 200, 4, 2, 128), {"segments": random_segments(1, 70, 200)}),
-    "causal and fewer keys": (recipes.train, Shape(1, 300, 70, 2, 2, 128), {"is_causal": True}),
-    "causal and many queries a key": (recipes.square, Shape(1, 260, 200, 3, 1, 128), {"is_causal": True}),
-    "window": (recipes.train, Shape(1, 200, 300, 1, 1, 128), {"window": (20, 50)}),
-    "window behind": (recipes.train, Shape(1, 260, 260, 2, 1, 64), {"window": (50, 0)}),
-    "own key alone": (recipes.train, Shape(1, 130, 130, 1, 1, 64), {"window": (0, 0)}),
-    "other factors": (SMALL_MULTIPLIER, Shape(1, 130, 150, 2, 1, 64), {"is_causal": True}),
-    "probabilities of MXFP4": (recipes.accurate, Shape(1, 130, 150, 2, 1, 64), {"is_causal": True}),
-}
 
 
 def check(actual: Gradients, expected: Gradients) -> None:
@@ -78,16 +30,12 @@ def check(actual: Gradients, expected: Gradients) -> None:
         assert relative_l2(x, y) < ERROR, name
 
 
-def same_bits(one: Gradients, other: Gradients) -> bool:
-    return all(np.array_equal(x.view(np.uint32), y.view(np.uint32)) for x, y in zip(one, other, strict=True))
-
-
 def problem(name: str) -> Problem:
-    recipe, shape, options = CASES[name]
+    recipe, shape, options = BACKWARD[name]
     return hopper.problem(recipe, shape, **options)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", BACKWARD)
 def test_reference(name: str) -> None:
     case = problem(name)
     (unordered,), (ordered,) = (hopper.differentiate(case, ordered=ordered) for ordered in (False, True))
@@ -134,12 +82,16 @@ BLIND: dict[str, tuple[dict[str, Any], np.ndarray, np.ndarray]] = {
 
 
 @both_accumulations
+@both_head_sizes
 @pytest.mark.parametrize("name", BLIND)
-def test_what_sees_nothing_has_no_gradient(name: str, ordered: bool) -> None:
+def test_what_sees_nothing_has_no_gradient(name: str, head_size: int, ordered: bool) -> None:
+    """Some or all thread blocks have no queries."""
     options, blind_queries, blind_keys = BLIND[name]
-    shape = Shape(1, 140, 140, 2, 1, 64)
-    # Of few rows that see few keys, a single code that flips would be above the limit; here none does.
-    case = hopper.problem(recipes.train, shape, hopper.inputs(shape, seed=2), is_causal=True, **options)
+    shape = Shape(1, 140, 140, 2, 1, head_size)
+    # Of few rows that see few keys, a single code that flips would be above the limit; of these inputs none does.
+    case = hopper.problem(
+        recipes.train, shape, hopper.inputs(shape, seed={64: 2, 128: 3}[head_size]), is_causal=True, **options
+    )
     np.testing.assert_array_equal(np.isinf(case.lse[0, 0]), blind_queries)
     (gradients,) = hopper.differentiate(case, ordered=ordered)
     check(gradients, case.expected)
@@ -164,6 +116,20 @@ def test_cotangents_of_zero(ordered: bool) -> None:
     case = hopper.problem(recipes.train, shape, [*others, 0 * d_output, 0 * d_lse], is_causal=True)
     (gradients,) = hopper.differentiate(case, ordered=ordered)
     assert not any(x.any() for x in gradients)
+
+
+@both_accumulations
+@both_head_sizes
+def test_an_infinite_cotangent_is_not_hidden(head_size: int, ordered: bool) -> None:
+    """All gradients of its head are NaN, and those of the other one what they were."""
+    shape = Shape(1, 140, 140, 2, 2, head_size)
+    arrays = hopper.inputs(shape)
+    arrays[3][0, 5, 0, 0] = np.inf
+    case = hopper.problem(recipes.train, shape, arrays, is_causal=True)
+    np.testing.assert_array_equal(np.isnan(case.gradient_scale), [[True, False]])
+    (gradients,) = hopper.differentiate(case, ordered=ordered)
+    assert all(np.isnan(x[:, :, 0]).all() for x in gradients)
+    check(*(Gradients(*(x[:, :, 1] for x in those)) for those in (gradients, case.expected)))
 
 
 class TestPreparation:

@@ -22,14 +22,12 @@ from tests.emulator.kernels.forward import (
     Shape,
     inputs,
     problem_of,
-    random_segments,
     same_bits,
     with_nan_scales,
 )
+from tests.emulator.kernels.hopper_cases import FORWARD, LEADING
 
 pytestmark = pytest.mark.skipif(not hopper.available(), reason="build/native has no forward: make native")
-
-LEADING = dataclasses.replace(recipes.accurate, name="leading", anchor_order="leading", margin=0)
 
 
 def check(problem: Problem) -> None:
@@ -44,78 +42,29 @@ def assert_same_as_reference(problem: Problem, actual: Attention) -> None:
     )
 
 
-CASES: dict[str, tuple[Any, Shape, dict[str, Any]]] = {
-    "one key": (recipes.square, Shape(1, 3, 1, 1, 1, 64), {}),
-    "31 keys": (recipes.fast, Shape(1, 40, 31, 2, 1, 128), {}),
-    "33 keys": (recipes.exact_map, Shape(1, 40, 33, 1, 1, 64), {}),
-    "127 keys": (recipes.train, Shape(1, 70, 127, 2, 2, 128), {}),
-    "a whole tile": (recipes.fp8_pv, Shape(1, 40, 128, 1, 1, 64), {}),
-    "strided anchor of few keys": (recipes.accurate, Shape(1, 40, 31, 1, 1, 128), {}),
-    "two tiles and 1": (recipes.train, Shape(1, 40, 257, 1, 1, 64), {}),
-    "two tiles and 33": (recipes.square, Shape(1, 40, 289, 1, 1, 128), {}),
-    "three tiles": (recipes.fast, Shape(1, 40, 383, 1, 1, 64), {}),
-    "strided anchor": (recipes.accurate, Shape(2, 40, 287, 2, 1, 64), {}),
-    "raw margin": (recipes.accurate_raw_margin, Shape(1, 40, 161, 1, 1, 128), {}),
-    "leading anchor": (LEADING, Shape(1, 40, 255, 1, 1, 64), {}),
-    "several items a block": (recipes.square, Shape(2, 150, 40, 3, 1, 64), {}),
-    "causal": (recipes.train, Shape(1, 150, 150, 2, 1, 64), {"is_causal": True}),
-    "causal and more keys": (recipes.fast, Shape(1, 100, 260, 1, 1, 128), {"is_causal": True}),
-    "causal and fewer keys": (recipes.fp8_pv, Shape(1, 200, 65, 1, 1, 128), {"is_causal": True}),
-    "causal with a strided anchor": (recipes.accurate, Shape(1, 140, 140, 1, 1, 64), {"is_causal": True}),
-    "window": (recipes.train, Shape(1, 140, 300, 1, 1, 128), {"window": (20, 50)}),
-    "window behind": (recipes.square, Shape(1, 200, 200, 1, 1, 64), {"window": (17, 0)}),
-    "window with a strided anchor": (recipes.accurate, Shape(1, 64, 200, 1, 1, 64), {"window": (9, 3)}),
-    "offset": (recipes.train, Shape(1, 40, 200, 1, 1, 64), {"is_causal": True, "key_offset": -150}),
-    "offset ahead": (recipes.fast, Shape(1, 60, 60, 1, 1, 64), {"is_causal": True, "key_offset": 30}),
-    "lengths": (
-        recipes.fast,
-        Shape(3, 70, 200, 2, 1, 64),
-        {"query_lengths": [70, 33, 1], "key_lengths": [129, 200, 31]},
-    ),
-    "lengths, E4M3": (recipes.train, Shape(2, 70, 200, 2, 1, 128), {"query_lengths": [65, 0], "key_lengths": [1, 9]}),
-    "lengths with a strided anchor": (recipes.accurate, Shape(2, 40, 200, 1, 1, 64), {"key_lengths": [150, 3]}),
-    "segments": (recipes.train, Shape(2, 70, 170, 2, 1, 64), {"segments": random_segments(2, 70, 170)}),
-    "causal segments": (
-        recipes.square,
-        Shape(1, 150, 150, 1, 1, 128),
-        {"is_causal": True, "segments": random_segments(1, 150, 150)},
-    ),
-    "everything": (
-        recipes.accurate,
-        Shape(2, 70, 150, 2, 1, 64),
-        {
-            "window": (100, 30),
-            "query_lengths": [70, 50],
-            "key_lengths": [150, 140],
-            "segments": random_segments(2, 70, 150),
-        },
-    ),
-}
-
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", FORWARD)
 def test_reference(name: str) -> None:
-    recipe, shape, options = CASES[name]
+    recipe, shape, options = FORWARD[name]
     check(problem_of(recipe, *inputs(shape), **options))
 
 
 @pytest.mark.parametrize("name", ["strided anchor", "causal"])
 def test_every_schedule_gives_the_same_bits(name: str) -> None:
-    recipe, shape, options = CASES[name]
+    recipe, shape, options = FORWARD[name]
     first, *others = hopper.attend(problem_of(recipe, *inputs(shape), **options), seeds=range(5))
     assert len(others) == 4
     assert all(same_bits(first, other) for other in others)
 
 
 def test_thread_blocks_share_the_items_in_any_way() -> None:
-    recipe, shape, options = CASES["several items a block"]
+    recipe, shape, options = FORWARD["several items a block"]
     problem = problem_of(recipe, *inputs(shape), **options)
     (one,), (many,) = hopper.attend(problem, blocks=1), hopper.attend(problem, blocks=12)
     assert same_bits(one, many)
 
 
 def test_without_a_counter_every_thread_block_has_one_item() -> None:
-    recipe, shape, options = CASES["several items a block"]
+    recipe, shape, options = FORWARD["several items a block"]
     problem = problem_of(recipe, *inputs(shape), **options)
     (counted,), (alone,) = hopper.attend(problem), hopper.attend(problem, blocks=None)
     assert same_bits(counted, alone)

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from cuda.emulator import Output
+from cuda.emulator.front import program_of
 from cuda.emulator.manifest import read_manifest
+from cuda.emulator.tensor_map import TensorMap
 from tests.emulator.text import module
 
 COPY = module(
@@ -49,6 +51,21 @@ def test_tensor_maps_are_made_as_the_manifest_says(manifest):
     # Row 1 of the tile is swizzled: its 16-byte chunks are exchanged in pairs.
     row = source[6].reshape(4, 2, 8)[:, ::-1].reshape(-1).view(np.uint32)
     np.testing.assert_array_equal(result.arrays[0][1], row)
+
+
+def test_a_tensor_map_is_taken_if_it_is_of_the_type_in_the_manifest(manifest):
+    kernel = read_manifest(manifest)["copy_row"]
+    source = np.arange(64 * 64, dtype=np.uint16).reshape(64, 64)
+    given = TensorMap.for_array(source, (64, 16), "128B", element="bf16")
+    values = {"source": given, "target": Output(np.zeros(32, np.uint32)), "row": 5}
+    assert kernel.arguments(**values)[0] is given
+    from_array = kernel.emulate(COPY, 1, values | {"source": source})
+    from_program = kernel.emulate(program_of(COPY), 1, values)
+    np.testing.assert_array_equal(from_program.arrays[0][1], from_array.arrays[0][1])
+    for box, swizzle, element in (((64, 8), "128B", "bf16"), ((32, 16), "64B", "bf16"), ((64, 16), "128B", "u16")):
+        other = TensorMap.for_array(source, box, swizzle, element=element)
+        with pytest.raises(ValueError, match=r"expected a tensor_map\(bf16, 64x16, 128B\), got a tensor_map"):
+            kernel.arguments(**values | {"source": other})
 
 
 def test_parameters_are_given_by_name(manifest):

@@ -7,9 +7,10 @@ import pytest
 
 from cuda.emulator import emulate
 from cuda.emulator.errors import Finding
-from cuda.emulator.mutations import Outcome, bars, mutants, save, survey
+from cuda.emulator.front import Result
+from cuda.emulator.mutations import UNNOTICED, Outcome, bars, mutants, save, survey, survey_launches
 from cuda.emulator.mutations.mutants import moved
-from cuda.emulator.mutations.survey import UNNOTICED, key_of
+from cuda.emulator.mutations.survey import key_of
 from cuda.emulator.program.program import Program
 from cuda.emulator.ptx.parser import parse
 from tests.emulator import pipeline
@@ -127,6 +128,26 @@ def test_a_kernel_that_varies_cannot_be_surveyed():
 
     with pytest.raises(ValueError, match="differ between seeds"):
         survey(program, run, range(8))
+
+
+def test_what_one_launch_does_not_show_is_tried_in_the_next(program, baseline):
+    tried = {"blind": 0, "seeing": 0}
+
+    def blind(program, seeds, limit):
+        tried["blind"] += 1
+        return Result(arrays=[baseline.arrays[0]] * len(seeds), instructions=len(seeds))
+
+    def seeing(program, seeds, limit):
+        tried["seeing"] += 1
+        return _run(program, seeds, limit)
+
+    outcomes = survey_launches(program, [blind, seeing, blind], [0])
+    every = list(mutants(program.kernel))
+    assert [o.mutant.instruction for o in outcomes] == [mutant.instruction for mutant in every]
+    left = sum(o.noticed == UNNOTICED for o in outcomes)
+    assert 0 < left < len(every)
+    # A run of the kernel itself comes first in each launch.
+    assert tried == {"blind": 1 + len(every) + 1 + left, "seeing": 1 + len(every)}
 
 
 def test_findings_are_told_apart_by_their_lines():

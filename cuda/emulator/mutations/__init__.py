@@ -2,6 +2,8 @@
 
 from .mutants import Mutant, mutants
 from .report import bars, rows, save, table
-from .survey import Outcome, survey
+from .survey import UNNOTICED, Outcome, survey, survey_launches
 
-__all__ = ["Mutant", "Outcome", "bars", "mutants", "rows", "save", "survey", "table"]
+__all__ = [
+    "UNNOTICED", "Mutant", "Outcome", "bars", "mutants", "rows", "save", "survey", "survey_launches", "table",
+]  # fmt: skip

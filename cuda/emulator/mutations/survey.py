@@ -83,6 +83,34 @@ def survey(
     return outcomes
 
 
+def survey_launches(
+    program: Program,
+    runs: Iterable[Run],
+    seeds: Iterable[int],
+    progress: Callable[[int, Outcome], None] | None = None,
+) -> list[Outcome]:
+    """Survey a kernel in several launches: what is not noticed in one is tried in the next.
+
+    Args:
+      program: without faults.
+      runs: one a launch, see `Run`; the next one is asked for when the launch before is done.
+      seeds: see `survey`.
+      progress: called with the number of mutants done in a launch and the latest outcome.
+
+    Returns:
+      One outcome a mutant, the last one that it has.
+    """
+    seeds = list(seeds)
+    outcomes: dict[tuple[str, str, int], Outcome] = {}
+    chosen: list[Mutant] | None = None
+    for run in runs:
+        for outcome in survey(program, run, seeds, chosen=chosen, progress=progress):
+            mutant = outcome.mutant
+            outcomes[mutant.family, mutant.change, mutant.instruction.index] = outcome
+        chosen = [outcome.mutant for outcome in outcomes.values() if outcome.noticed == UNNOTICED]
+    return list(outcomes.values())
+
+
 class _Judge:
     """Compares mutants with the kernel."""
 

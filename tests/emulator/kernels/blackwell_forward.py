@@ -11,6 +11,7 @@ from cuda.emulator import Output
 from tests.emulator.kernels.forward import (
     TILE,
     Attention,
+    Launch,
     Library,
     Problem,
     common_values,
@@ -84,6 +85,12 @@ def values_of(problem: Problem, key_codes: Any, key_pages: Any) -> dict[str, Any
     }
 
 
+def attention_launch(problem: Problem, blocks: int = 2, library: Library = LIBRARY) -> Launch:
+    """The attention kernel, with the key in the order of the slots; see :func:`attend`."""
+    values = values_of(problem, *ordered_key(problem))
+    return Launch(library, name_of(problem), (min(items_of(problem), blocks), 1, 1), values)
+
+
 def attend(
     problem: Problem, seeds: Iterable[int] = (0,), blocks: int = 2, library: Library = LIBRARY, **options: Any
 ) -> list[Attention]:
@@ -99,9 +106,8 @@ def attend(
     Returns:
       The result of each schedule.
     """
-    values = values_of(problem, *ordered_key(problem))
-    grid = (min(items_of(problem), blocks), 1, 1)
-    runs, findings = library.run(name_of(problem), grid, values, seeds=seeds, **options)
+    launch = attention_launch(problem, blocks, library)
+    runs, findings = library.run(launch.kernel, launch.grid, launch.values, seeds=seeds, **options)
     assert_nothing_found(findings)
     return [Attention(x["output"].view(ml_dtypes.bfloat16).astype(np.float32).swapaxes(1, 2), x["lse"]) for x in runs]
 

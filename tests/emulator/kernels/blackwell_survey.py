@@ -6,22 +6,16 @@ It needs the built kernels and takes about forty minutes. The schedules are of e
 tests/emulator/kernels/blackwell_cases.py; the mutants are of a kernel with Direct-P and of one with a running maximum.
 """
 
-import argparse
 import itertools
-import pathlib
 import sys
 import time
 from collections.abc import Sequence
 
-from cuda.emulator import Program, Result, emulate, parse
-from cuda.emulator.mutations import Mutant, Outcome, save, survey
-from cuda.emulator.mutations.survey import UNNOTICED
 from jax_fp4attn import recipes
 from tests.emulator.kernels import blackwell_forward as blackwell
+from tests.emulator.kernels import survey
 from tests.emulator.kernels.blackwell_cases import CASES, WINDOWS
-from tests.emulator.kernels.forward import Problem, Shape, inputs, problem_of, same_bits
-
-_RESULTS = pathlib.Path(__file__).parents[3] / "benchmarks" / "emulator" / "results"
+from tests.emulator.kernels.forward import Shape, inputs, problem_of, same_bits
 
 # What is not noticed in the first launch is tried in the next: several tiles an item, then one, then few rows. One
 # thread block has all items.
@@ -31,18 +25,13 @@ _SUBJECTS = {"direct_p": (recipes.square, False), "running_maximum": (recipes.tr
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs both and returns the exit status: 1 if a schedule changes a result or has a finding."""
-    parser = argparse.ArgumentParser(prog="python -m tests.emulator.kernels.blackwell_survey")
-    parser.add_argument("--schedules", type=int, default=50, help="of each case (default: 50)")
-    parser.add_argument("--mutant-schedules", type=int, default=6, help="most of a mutant (default: 6)")
-    parser.add_argument("--out", type=pathlib.Path, default=_RESULTS, help="directory of tables (default: %(default)s)")
-    options = parser.parse_args(arguments)
+    options = survey.options_of("blackwell_survey", arguments)
     same = run_schedules(range(options.schedules))
     for name, (recipe, is_causal) in _SUBJECTS.items():
         problems = [problem_of(recipe, *inputs(shape), is_causal=is_causal) for shape in _SHAPES]
-        outcomes = break_kernel(problems, range(options.mutant_schedules))
-        noticed = sum(outcome.noticed != UNNOTICED for outcome in outcomes)
-        print(f"{name}: {noticed} of {len(outcomes)} mutants noticed", flush=True)
-        save(outcomes, options.out / f"mutations_blackwell_forward_{name}")
+        launches = [blackwell.attention_launch(problem, blocks=1) for problem in problems]
+        outcomes = survey.break_kernel(launches, range(options.mutant_schedules))
+        survey.report(name, outcomes, options.out / f"mutations_blackwell_forward_{name}")
     return 0 if same else 1
 
 
@@ -60,33 +49,6 @@ def run_schedules(seeds: Sequence[int]) -> bool:
     seconds = time.perf_counter() - start
     print(f"{launches} launches without a finding, in {seconds:.0f} s: {'the same bits' if same else 'differences'}")
     return same
-
-
-def break_kernel(problems: Sequence[Problem], seeds: Sequence[int]) -> list[Outcome]:
-    """Outcomes of all mutants of the kernel that these problems share."""
-    entry = blackwell.LIBRARY.kernels[blackwell.name_of(problems[0])]
-    program = Program(parse(blackwell.LIBRARY.ptx, entry.entry))
-    outcomes: dict[tuple[str, str, int], Outcome] = {}
-    chosen: list[Mutant] | None = None
-    for problem in problems:
-        values = blackwell.values_of(problem, *blackwell.ordered_key(problem))
-
-        def run(program: Program, seeds: Sequence[int], limit: int, values: dict = values) -> Result:
-            return emulate(
-                program,
-                entry.arguments(**values),
-                1,
-                block=entry.threads,
-                shared_bytes=entry.shared_bytes,
-                seeds=seeds,
-                max_instructions=limit,
-            )
-
-        for outcome in survey(program, run, seeds, chosen=chosen):
-            mutant = outcome.mutant
-            outcomes[mutant.family, mutant.change, mutant.instruction.index] = outcome
-        chosen = [outcome.mutant for outcome in outcomes.values() if outcome.noticed == UNNOTICED]
-    return list(outcomes.values())
 
 
 if __name__ == "__main__":

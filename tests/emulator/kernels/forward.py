@@ -5,7 +5,7 @@ import functools
 import math
 import pathlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +16,7 @@ import numpy as np
 from cuda.emulator import Output
 from cuda.emulator.errors import Finding
 from cuda.emulator.manifest import KernelEntry, read_manifest
+from cuda.emulator.tensor_map import TensorMap
 from jax_fp4attn import SegmentIds, reference
 from jax_fp4attn.code_map import Affine, Exponential, SignedSquare
 from jax_fp4attn.config import LN_2, OperatorConfig, Visibility
@@ -75,10 +76,26 @@ class Library:
         names: dict[int, str] = {}
         for parameter in self.kernels[name].parameters:
             value = values[parameter]
-            array = value.array if isinstance(value, Output) else value
+            array = value.array if isinstance(value, Output | TensorMap) else value
             if isinstance(array, np.ndarray):
                 names.setdefault(id(array), parameter)
         return [dict(zip(names.values(), arrays, strict=True)) for arrays in result.arrays], result.findings
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """A kernel of a library with its thread blocks and the values of its parameters."""
+
+    library: Library
+    kernel: str
+    grid: tuple[int, int, int]
+    values: Mapping[str, Any]
+
+    def run(self, seeds: Iterable[int] = (0,)) -> list[dict[str, np.ndarray]]:
+        """Runs it, and nothing may be found; see :meth:`Library.run`."""
+        arrays, findings = self.library.run(self.kernel, self.grid, self.values, seeds=seeds)
+        assert not findings, list(findings)[:3]
+        return arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,8 +269,8 @@ def _direct_p(config: OperatorConfig) -> dict[str, float]:
     raise AssertionError(f"no kernel takes {recipe.code_map!r}")
 
 
-def same_bits(one: Attention, other: Attention) -> bool:
-    """Whether output and lse are equal, NaN and signs of zeros included."""
+def same_bits(one: Iterable[np.ndarray], other: Iterable[np.ndarray]) -> bool:
+    """Whether float32 arrays are equal, NaN and signs of zeros included."""
     return all(np.array_equal(x.view(np.uint32), y.view(np.uint32)) for x, y in zip(one, other, strict=True))
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,15 +11,15 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from cuda.emulator import Output, emulate
-from cuda.emulator.manifest import KernelEntry
+from cuda.emulator import Output
 from cuda.emulator.tensor_map import TensorMap
 from jax_fp4attn import SegmentIds, reference
 from jax_fp4attn.config import OperatorConfig, Visibility
 from jax_fp4attn.recipe import Recipe
 from jax_fp4attn.reference.row_operands import lift_bits, multiplier
 from tests.emulator.kernels import hopper_forward
-from tests.emulator.kernels.forward import Shape
+from tests.emulator.kernels.forward import Launch, Shape
+from tests.emulator.kernels.hopper_forward import LIBRARY
 from tests.shapes import COMPILER_OPTIONS
 
 _UNLIMITED = 1 << 30
@@ -29,7 +29,7 @@ _NAN = {np.uint16: 0x7FC0, np.float16: np.nan, np.float32: np.nan}  # uint16 is 
 
 def available() -> bool:
     """Whether the kernels have been built."""
-    return hopper_forward.available() and "backward_h64" in hopper_forward.LIBRARY.kernels
+    return hopper_forward.available() and LIBRARY.has("backward_h64")
 
 
 class Gradients(NamedTuple):
@@ -150,53 +150,6 @@ def _reference(
     return saved, rows, lse, scale, expected
 
 
-def launch(
-    name: str, grid: tuple[int, int, int], values: Mapping[str, Any], seeds: Iterable[int] = (0,)
-) -> list[dict[str, np.ndarray]]:
-    """Runs a kernel, in which nothing may be found.
-
-    Args:
-      name: Of the kernel.
-      grid: Thread blocks.
-      values: Of its parameters; those of tensor maps are TensorMaps.
-      seeds: Of the schedules.
-
-    Returns:
-      For each seed the arrays that the kernel may write, by the name of their parameter, after the run.
-    """
-    kernel = hopper_forward.LIBRARY.kernels[name]
-    result = emulate(
-        hopper_forward.LIBRARY.ptx,
-        _arguments(kernel, values),
-        grid,
-        block=kernel.threads,
-        shared_bytes=kernel.shared_bytes,
-        entry=kernel.entry,
-        seeds=list(seeds),
-    )
-    assert not result.findings, list(result.findings)[:3]
-    # As the emulator lists them: an array that two parameters share comes once.
-    names: dict[int, str] = {}
-    for parameter in kernel.parameters:
-        value = values[parameter]
-        array = value.array if isinstance(value, Output | TensorMap) else value
-        if isinstance(array, np.ndarray):
-            names.setdefault(id(array), parameter)
-    return [dict(zip(names.values(), arrays, strict=True)) for arrays in result.arrays]
-
-
-def _arguments(kernel: KernelEntry, values: Mapping[str, Any]) -> list[Any]:
-    """The arguments of `emulate`, whose tensor maps must be of the types in the manifest."""
-    maps = {name: value for name, value in values.items() if isinstance(value, TensorMap)}
-    for name, found in maps.items():
-        box = "x".join(map(str, found.box))
-        assert f"tensor_map({found.element.name}, {box}, {found.swizzle.name})" == kernel.parameters[name], name
-    others = {name: kind for name, kind in kernel.parameters.items() if name not in maps}
-    numbers = dataclasses.replace(kernel, parameters=others)
-    arguments = iter(numbers.arguments(**{name: value for name, value in values.items() if name not in maps}))
-    return [maps[name] if name in maps else next(arguments) for name in kernel.parameters]
-
-
 def expanded_query(problem: Problem, *, ordered: bool) -> dict[str, np.ndarray]:
     """Query as float16 [B N T', H], statistics of its rows, and zeros for the sums of dQ unless that has an order."""
     B, T, _, N, _, H = problem.shape
@@ -215,7 +168,7 @@ def expanded_query(problem: Problem, *, ordered: bool) -> dict[str, np.ndarray]:
         "correction": problem.config.recipe.backward_lse_correction,
         "factor": _factor(problem),
     }
-    (arrays,) = launch(f"backward_prepare_h{H}", (N, rows // _TILE, B), values)
+    (arrays,) = Launch(LIBRARY, f"backward_prepare_h{H}", (N, rows // _TILE, B), values).run()
     return {name: arrays[name] for name in ("values", "statistics", "query_sums") if name in arrays}
 
 
@@ -231,7 +184,7 @@ def expanded_key(problem: Problem) -> np.ndarray:
         "num_keys": S,
         "num_heads": K,
     }
-    (arrays,) = launch(f"expand_key_h{H}", (K, _padded(S) // _TILE, B), values)
+    (arrays,) = Launch(LIBRARY, f"expand_key_h{H}", (K, _padded(S) // _TILE, B), values).run()
     return arrays["values"]
 
 
@@ -247,25 +200,9 @@ def differentiate(problem: Problem, *, ordered: bool, seeds: Iterable[int] = (0,
     Returns:
       The gradients of each schedule.
     """
-    _, _, S, _, K, H = problem.shape
-    key, query = expanded_key(problem), expanded_query(problem, ordered=ordered)
-    common = _common(problem) | {"statistics": query["statistics"]}
-    results = _results(problem)
-    # Of 64 queries and 128 keys.
-    values = common | {
-        **_maps(problem, query["values"], key, query_rows=_STEP, key_rows=_TILE),
-        "query_columns_map": _columns(problem.operands.query, _STEP),
-        "gradient_columns_map": _columns(problem.rows.output_gradient_columns, _STEP),
-        "key_columns_map": _columns(problem.operands.key, _TILE),
-        "query_sums": query.get("query_sums"),
-        "key_gradient": results.key,
-        "value_gradient": results.value,
-        "section": section,
-    }
-    name = f"backward_h{H}" + "_ordered" * ordered
-    found = launch(name, (K * (_padded(S) // _TILE), problem.shape.B, 1), values, seeds)
+    found = keys_launch(problem, ordered=ordered, section=section).run(seeds)
     if ordered:
-        query_gradients = _ordered_query_gradients(problem, query["values"], key, common, seeds)
+        query_gradients = [arrays["query_gradient"] for arrays in queries_launch(problem).run(seeds)]
     else:
         query_gradients = [_finished_query_gradient(problem, arrays["query_sums"]) for arrays in found]
     return [
@@ -276,18 +213,41 @@ def differentiate(problem: Problem, *, ordered: bool, seeds: Iterable[int] = (0,
     ]
 
 
-def _ordered_query_gradients(
-    problem: Problem, query: np.ndarray, key: np.ndarray, common: dict[str, Any], seeds: Iterable[int]
-) -> list[np.ndarray]:
+def keys_launch(problem: Problem, *, ordered: bool, section: int = 1) -> Launch:
+    """The main kernel, with a share of dQ unless that has an order; see :func:`differentiate`."""
+    _, _, S, _, K, H = problem.shape
+    query = expanded_query(problem, ordered=ordered)
+    results = _results(problem)
+    # Of 64 queries and 128 keys.
+    values = {
+        **_common(problem),
+        **_maps(problem, query["values"], expanded_key(problem), query_rows=_STEP, key_rows=_TILE),
+        "statistics": query["statistics"],
+        "query_columns_map": _columns(problem.operands.query, _STEP),
+        "gradient_columns_map": _columns(problem.rows.output_gradient_columns, _STEP),
+        "key_columns_map": _columns(problem.operands.key, _TILE),
+        "query_sums": query.get("query_sums"),
+        "key_gradient": results.key,
+        "value_gradient": results.value,
+        "section": section,
+    }
+    name = f"backward_h{H}" + "_ordered" * ordered
+    return Launch(LIBRARY, name, (K * (_padded(S) // _TILE), problem.shape.B, 1), values)
+
+
+def queries_launch(problem: Problem) -> Launch:
+    """The kernel that gives dQ in a fixed order."""
     B, T, _, N, _, H = problem.shape
+    query = expanded_query(problem, ordered=True)
     # Of 128 queries and 64 keys.
-    values = common | {
-        **_maps(problem, query, key, query_rows=_TILE, key_rows=_STEP),
+    values = {
+        **_common(problem),
+        **_maps(problem, query["values"], expanded_key(problem), query_rows=_TILE, key_rows=_STEP),
+        "statistics": query["statistics"],
         "key_columns_map": _columns(problem.operands.key, _STEP),
         "query_gradient": _results(problem).query,
     }
-    found = launch(f"backward_query_h{H}", (N, _padded(T) // _TILE, B), values, seeds)
-    return [arrays["query_gradient"] for arrays in found]
+    return Launch(LIBRARY, f"backward_query_h{H}", (N, _padded(T) // _TILE, B), values)
 
 
 def _finished_query_gradient(problem: Problem, sums: np.ndarray) -> np.ndarray:
@@ -302,7 +262,7 @@ def _finished_query_gradient(problem: Problem, sums: np.ndarray) -> np.ndarray:
         "heads_a_group": N // K,
         "unit": _unit(problem),
     }
-    (arrays,) = launch(f"backward_finish_query_h{H}", (N, math.ceil(T / _STEP), B), values)
+    (arrays,) = Launch(LIBRARY, f"backward_finish_query_h{H}", (N, math.ceil(T / _STEP), B), values).run()
     return arrays["query_gradient"]
 
 

@@ -1,8 +1,7 @@
 """The library's forward for Hopper on the emulator, launched as cuda/ffi/forward_hopper.cc launches it."""
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import ml_dtypes
 import numpy as np
@@ -12,6 +11,7 @@ from jax_fp4attn.reference.tiles import padded_keys
 from tests.emulator.kernels.forward import (
     TILE,
     Attention,
+    Launch,
     Library,
     Problem,
     common_values,
@@ -27,15 +27,6 @@ def available() -> bool:
     return LIBRARY.has("expand_key_h64")
 
 
-def launch(
-    name: str, grid: tuple[int, int, int], values: Mapping[str, Any], seeds: Iterable[int] = (0,)
-) -> list[dict[str, np.ndarray]]:
-    """Runs a kernel, in which nothing may be found; see :meth:`Library.run`."""
-    arrays, findings = LIBRARY.run(name, grid, values, seeds=seeds)
-    assert not findings, list(findings)[:3]
-    return arrays
-
-
 def expanded_key(problem: Problem) -> np.ndarray:
     """Key as float16 [B, K, S', H], in the order of the kernel, see :func:`rows_of_keys`."""
     B, K, slots, H = problem.operands.key.shape
@@ -49,7 +40,7 @@ def expanded_key(problem: Problem) -> np.ndarray:
         "num_heads": K,
     }
     order = "_by_block" if is_by_block(problem) else ""
-    (arrays,) = launch(f"expand_key_h{H}{order}", (K, slots // TILE, B), values)
+    (arrays,) = Launch(LIBRARY, f"expand_key_h{H}{order}", (K, slots // TILE, B), values).run()
     assert arrays["counter"] == 0
     return arrays["values"].reshape(B, K, slots, H)
 
@@ -68,7 +59,7 @@ def expanded_value(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
         "num_keys": problem.num_keys,
         "num_heads": K,
     }
-    (arrays,) = launch(f"expand_value_h{H}", (K, slots // TILE, B), values)
+    (arrays,) = Launch(LIBRARY, f"expand_value_h{H}", (K, slots // TILE, B), values).run()
     return arrays["values"].reshape(B, K, H, slots), arrays["exponents"]
 
 
@@ -86,6 +77,14 @@ def attend(
     Returns:
       The result of each schedule.
     """
+    return [
+        Attention(x["output"].view(ml_dtypes.bfloat16).astype(np.float32).swapaxes(1, 2), x["lse"])
+        for x in attention_launch(problem, blocks, section).run(seeds)
+    ]
+
+
+def attention_launch(problem: Problem, blocks: int | None = 2, section: int | None = None) -> Launch:
+    """The attention kernel, with key and value expanded; see :func:`attend`."""
     B, N, T, H = problem.operands.query.shape
     K = problem.operands.key.shape[1]
     kernel = f"forward_h{H}_{probabilities(problem.recipe)}"
@@ -107,10 +106,7 @@ def attend(
     }
     if section is not None:
         values["section"] = section
-    return [
-        Attention(x["output"].view(ml_dtypes.bfloat16).astype(np.float32).swapaxes(1, 2), x["lse"])
-        for x in launch(kernel, (items if blocks is None else min(items, blocks), 1, 1), values, seeds)
-    ]
+    return Launch(LIBRARY, kernel, (items if blocks is None else min(items, blocks), 1, 1), values)
 
 
 def is_by_block(problem: Problem) -> bool:
