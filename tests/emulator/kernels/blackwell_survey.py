@@ -8,14 +8,13 @@ tests/emulator/kernels/blackwell_cases.py; the mutants are of a kernel with Dire
 
 import itertools
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from jax_fp4attn import recipes
 from tests.emulator.kernels import blackwell_forward as blackwell
 from tests.emulator.kernels import survey
 from tests.emulator.kernels.blackwell_cases import CASES, WINDOWS
-from tests.emulator.kernels.forward import Shape, inputs, problem_of, same_bits
+from tests.emulator.kernels.forward import Shape, inputs, problem_of
 
 # What is not noticed in the first launch is tried in the next: several tiles an item, then one, then few rows. One
 # thread block has all items.
@@ -24,9 +23,9 @@ _SUBJECTS = {"direct_p": (recipes.square, False), "running_maximum": (recipes.tr
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs both and returns the exit status: 1 if a schedule changes a result or has a finding."""
+    """Runs both and returns the exit status: 1 if a schedule changes a result; findings are raised."""
     options = survey.options_of("blackwell_survey", arguments)
-    same = run_schedules(range(options.schedules))
+    same = survey.are_same(_results_of_cases(range(options.schedules)))
     for name, (recipe, is_causal) in _SUBJECTS.items():
         problems = [problem_of(recipe, *inputs(shape), is_causal=is_causal) for shape in _SHAPES]
         launches = [blackwell.attention_launch(problem, blocks=1) for problem in problems]
@@ -35,20 +34,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if same else 1
 
 
-def run_schedules(seeds: Sequence[int]) -> bool:
-    """Whether every case gives the same bits under every schedule and from every image; findings are raised."""
-    start, launches, same = time.perf_counter(), 0, True
+def _results_of_cases(seeds: Sequence[int]) -> Iterator[survey.Results]:
+    """From every image."""
     for name, (recipe, shape, options) in {**CASES, **WINDOWS}.items():
         problem = problem_of(recipe, *inputs(shape), **options)
         runs = (blackwell.attend(problem, seeds, library=library) for library in blackwell.IMAGES)
-        first, *others = itertools.chain.from_iterable(runs)
-        launches += 1 + len(others)
-        if not all(same_bits(first, other) for other in others):
-            print(f"{name}: results depend on the schedule", flush=True)
-            same = False
-    seconds = time.perf_counter() - start
-    print(f"{launches} launches without a finding, in {seconds:.0f} s: {'the same bits' if same else 'differences'}")
-    return same
+        yield name, itertools.chain.from_iterable(runs)
 
 
 if __name__ == "__main__":

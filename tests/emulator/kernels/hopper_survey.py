@@ -9,18 +9,15 @@ has something to break.
 """
 
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from jax_fp4attn import recipes
 from jax_fp4attn.recipe import Recipe
 from tests.emulator.kernels import hopper_backward as backward
 from tests.emulator.kernels import hopper_forward as forward
 from tests.emulator.kernels import survey
-from tests.emulator.kernels.forward import Launch, Shape, inputs, problem_of, same_bits
+from tests.emulator.kernels.forward import Launch, Shape, inputs, problem_of
 from tests.emulator.kernels.hopper_cases import BACKWARD, FORWARD
 
 # What is not noticed in the first launch is tried in the next: many tiles, few, and tiles that not all warpgroups see.
@@ -46,29 +43,14 @@ _QUERY = (*_BACKWARD, ((100, 1700, 1), {}))
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs both and returns the exit status: 1 if a schedule changes a result; findings are raised."""
     options = survey.options_of("hopper_survey", arguments)
-    same = run_schedules(range(options.schedules))
+    same = survey.are_same(_results_of_cases(range(options.schedules)))
     for name, launches in _subjects().items():
         outcomes = survey.break_kernel(launches(), range(options.mutant_schedules))
         survey.report(name, outcomes, options.out / f"mutations_hopper_{name}")
     return 0 if same else 1
 
 
-def run_schedules(seeds: Sequence[int]) -> bool:
-    """Whether every case gives the same bits under every schedule."""
-    start, launches, same = time.perf_counter(), 0, True
-    for name, results in _results_of_cases(seeds):
-        print(f"  {name}", file=sys.stderr, flush=True)
-        first, *others = results
-        launches += 1 + len(others)
-        if not all(same_bits(first, other) for other in others):
-            print(f"{name}: results depend on the schedule", flush=True)
-            same = False
-    seconds = time.perf_counter() - start
-    print(f"{launches} runs without a finding, in {seconds:.0f} s: {'the same bits' if same else 'differences'}")
-    return same
-
-
-def _results_of_cases(seeds: Sequence[int]) -> Iterator[tuple[str, Iterable[Iterable[np.ndarray]]]]:
+def _results_of_cases(seeds: Sequence[int]) -> Iterator[survey.Results]:
     for name, (recipe, shape, options) in FORWARD.items():
         yield f"forward, {name}", forward.attend(problem_of(recipe, *inputs(shape), **options), seeds)
     for name, (recipe, shape, options) in BACKWARD.items():

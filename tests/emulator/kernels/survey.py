@@ -4,12 +4,17 @@ import argparse
 import functools
 import pathlib
 import sys
+import time
 from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 from cuda.emulator import Program, Result, parse
 from cuda.emulator.mutations import UNNOTICED, Outcome, save, survey_launches
-from tests.emulator.kernels.forward import Launch
+from tests.emulator.kernels.forward import Launch, same_bits
 
+Results = tuple[str, Iterable[Iterable[np.ndarray]]]
+"""The name of a case, and its arrays under each schedule."""
 _RESULTS = pathlib.Path(__file__).parents[3] / "benchmarks" / "emulator" / "results"
 
 
@@ -20,6 +25,23 @@ def options_of(module: str, arguments: Sequence[str] | None) -> argparse.Namespa
     parser.add_argument("--mutant-schedules", type=int, default=6, help="most of a mutant (default: 6)")
     parser.add_argument("--out", type=pathlib.Path, default=_RESULTS, help="directory of tables (default: %(default)s)")
     return parser.parse_args(arguments)
+
+
+def are_same(cases: Iterable[Results]) -> bool:
+    """Whether every case has the same bits in all of its results; prints those that have not."""
+    start, runs, same = time.perf_counter(), 0, True
+    for name, results in cases:
+        print(f"  {name}", file=sys.stderr, flush=True)
+        first, *others = results
+        runs += 1 + len(others)
+        if not all(same_bits(first, other) for other in others):
+            print(f"{name}: results depend on the schedule", flush=True)
+            same = False
+    seconds = time.perf_counter() - start
+    print(
+        f"{runs} runs without a finding, in {seconds:.0f} s: {'the same bits' if same else 'differences'}", flush=True
+    )
+    return same
 
 
 def break_kernel(launches: Iterable[Launch], seeds: Iterable[int]) -> list[Outcome]:
