@@ -197,6 +197,10 @@ class TestAccepted:
         )
         np.testing.assert_array_equal(*map(np.asarray, (actual, expected)))
 
+    def test_lengths_that_do_not_fit_int32_are_longer_than_any_sequence(self):
+        actual = attend(key_value_seq_lengths=jnp.array([3, 3_000_000_000], jnp.uint32))
+        np.testing.assert_array_equal(*map(np.asarray, (actual, attend(key_value_seq_lengths=jnp.array([3, 8])))))
+
     @pytest.mark.parametrize("implementation", ["reference", ("cuda", "reference"), ["reference"], None])
     def test_implementations_fall_through(self, implementation):
         jax.eval_shape(functools.partial(attend, implementation=implementation))
