@@ -166,7 +166,7 @@ class TestNoOperandOnTheMesh:
         assert "collective-permute" in count_collectives(compiled.as_text())
         # Of recipes.bf16 parts merge in float32.
         for x, y in zip(actual, one_device(evaluate, *arrays), strict=True):
-            assert relative_l2(np.asarray(x, np.float32), np.asarray(y, np.float32)) < 4e-3
+            assert relative_l2(np.asarray(x, np.float32), np.asarray(y, np.float32)) < 3e-3
 
 
 def test_gspmd_is_refused(make_mesh):
