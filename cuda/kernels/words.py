@@ -30,9 +30,11 @@ def product_of_pairs(a: Uint32, b: Uint32) -> Uint32:
     return _ptx("mul.rn.bf16x2 {$w0}, {$r0}, {$r1};", Uint32, a, b)
 
 
-def bytes_of(a: Uint32, b: Uint32, selector: int) -> Uint32:
+def bytes_of(a: Uint32, b: Uint32, selector: int | Uint32) -> Uint32:
     """Picks four of the eight bytes of ``b:a``; the lowest nibble of the selector picks the lowest byte."""
-    return _ptx(f"prmt.b32 {{$w0}}, {{$r0}}, {{$r1}}, {selector:#x};", Uint32, a, b)
+    if isinstance(selector, int):
+        return _ptx(f"prmt.b32 {{$w0}}, {{$r0}}, {{$r1}}, {selector:#x};", Uint32, a, b)
+    return _ptx("prmt.b32 {$w0}, {$r0}, {$r1}, {$r2};", Uint32, a, b, selector)
 
 
 def view(pointer: cutlass.Pointer, dtype: type) -> cutlass.Pointer:

@@ -9,6 +9,7 @@ from tests.native.stand_in.handlers import BUILT, NO_BUILD
 
 TARGET = "sm_90a"
 PRODUCT = r"[HQ]GMMA\."
+ADDRESS_MASK = "0x3fc0"  # of a descriptor's address, in units of 16 bytes and a multiple of 1024
 HALF_STEP = "0x1000100"  # of two codes, see cuda/kernels/hopper/direct_p.py
 
 pytestmark = pytest.mark.skipif(not (BUILT / f"kernels.{TARGET}.cubin").is_file(), reason=NO_BUILD)
@@ -39,8 +40,8 @@ def test_products_wait_for_one_another_nowhere(forward, backward):
         assert count(r"WARPGROUP\.DEPBAR", code) < count(PRODUCT, code) / 2, name
 
 
-def step_of(code: str) -> str:
-    """The innermost of the loops with most products."""
+def steps_of(code: str) -> list[str]:
+    """The innermost loops with products, the longest first."""
     lines = re.findall(r"/\*([0-9a-f]{4,5})\*/ +(.*?) *;", code)
     places = {int(address, 16): i for i, (address, _) in enumerate(lines)}
     loops = []
@@ -48,17 +49,36 @@ def step_of(code: str) -> str:
         # Waiting again, which lies behind the end of the code, jumps back always.
         jump = re.fullmatch(r"@!?U?P\d BRA (0x[0-9a-f]+)", text)
         if jump and (target := int(jump[1], 16)) < int(address, 16):
-            loops.append("\n".join(text for _, text in lines[places[target] : i + 1]))
-    most = max(count(PRODUCT, loop) for loop in loops)
-    return min((loop for loop in loops if count(PRODUCT, loop) == most), key=len)
+            loops.append(range(places[target], i + 1))
+    texts = {loop: "\n".join(text for _, text in lines[loop.start : loop.stop]) for loop in loops}
+    found = [loop for loop in loops if count(PRODUCT, texts[loop])]
+    inner = [x for x in found if not any(y != x and x.start <= y.start and y.stop <= x.stop for y in found)]
+    return [texts[loop] for loop in sorted(inner, key=len, reverse=True)]
 
 
-def test_a_step_of_the_backward_has_one_fence_and_no_barrier_of_threads(backward):
+def test_a_step_of_the_consumers_of_the_backward_has_one_fence_and_no_barrier_of_threads(backward):
     """A fence waits for all products under way."""
-    for name, products in {"backward_h64": 14, "backward_h128": 20}.items():
-        step = step_of(backward[name])
+    for name, products in {"backward_h64": 10, "backward_h128": 16}.items():
+        step, _ = steps_of(backward[name])
         assert count(PRODUCT, step) == products, name
         assert (count(r"FENCE\.VIEW\.ASYNC", step), count(r"BAR\.SYNC", step)) == (1, 0), name
+        (step,) = steps_of(backward[f"{name}_ordered"])
+        assert count(PRODUCT, step) == products, name
+        assert (count(r"FENCE\.VIEW\.ASYNC", step), count(r"BAR\.SYNC", step)) == (0, 0), name
+
+
+def test_a_part_of_dq_has_one_fence_and_one_barrier_of_its_warpgroup(backward):
+    for name in ("backward_h64", "backward_h128"):
+        _, part = steps_of(backward[name])
+        assert count(PRODUCT, part) == 4, name
+        assert (count(r"FENCE\.VIEW\.ASYNC", part), count(r"BAR\.SYNC", part)) == (1, 1), name
+
+
+def test_descriptors_of_the_backward_are_made_before_its_loops(backward):
+    """The compiler makes them again inside, by this mask, where it sees what they are."""
+    for name, code in backward.items():
+        assert ADDRESS_MASK in code, name
+        assert all(ADDRESS_MASK not in step for step in steps_of(code)), name
 
 
 def test_maxima_are_taken_by_threes(forward):

@@ -1,6 +1,6 @@
 """The gradients on Hopper: a thread block has 128 keys of a key/value head and goes through the queries that see them.
 
-A thread of the first warpgroup fills the rings; with head size 128 two others have dQ added. Two warpgroups have 64
+The first warpgroup fills the rings and makes dQ (:mod:`kernels.hopper.backward_query_products`). Two consumers have 64
 keys each, as the rows of transposed products:
 
 | product | A | B |
@@ -9,17 +9,15 @@ keys each, as the rows of transposed products:
 | dP^T = V dO^T | value | output gradient |
 | dV += P^T dO | P^T in registers | columns of the output gradient |
 | dK += dS^T Q | dS^T in registers | columns of the query |
-| dQ = dS K, half of the channels each | dS of all 128 keys, exchanged in shared memory | columns of the key |
+| dQ = dS K, by the first warpgroup | dS of all 128 keys in shared memory | columns of the key |
 
 Rows of key and value are in the order of :func:`kernels.hopper.key_order.key_of_row`, so that a thread has two
 neighbouring keys; rows of query and output gradient are, so that it has four neighbouring queries of each 16.
 Products of 8-bit floats keep 13 bits behind the leading one, so each tile's is added in float32.
 
-While the scores of a tile become probabilities, dP is computed; while the gradients of scores go to shared memory, dV.
-dQ is that of the tile before, whose gradients of scores both warpgroups have written by then: the first step has a
-product of zeros, and the last one follows the loop. A fence between writes to shared memory and the copy engine waits
-for all products under way, so that a step has one: what is left of dQ is handed over after that for dS. Registers are
-what there is least of, so that each product adds to its sums before the next operands are made.
+While the scores of a tile become probabilities, dP is computed; while the gradients of scores become visible to the
+first warpgroup, dV: the fence between waits for all products of its warp, so that a step of a consumer has one.
+Registers are what there is least of, so that each product adds to its sums before the next operands are made.
 """
 
 import cutlass
@@ -28,11 +26,11 @@ from cutlass.cute.arch import block_idx, thread_idx, warp_idx
 from cutlass.experimental import cuda, primitives
 from kernels import tile
 from kernels.hopper import (
-    backward_adder,
     backward_consumers,
     backward_memory,
     backward_producer,
     backward_queries,
+    backward_query_products,
     backward_query_sums,
     backward_ring,
     epilogue,
@@ -44,7 +42,7 @@ Int32, Int64, Pointer, Constexpr = cutlass.Int32, cutlass.Int64, cutlass.Pointer
 TensorMap = cutlass.GridConstant[cuda.TensorMap]
 
 THREADS = 128 * (backward_ring.CONSUMERS + 1)
-_PRODUCER_REGISTERS, _CONSUMER_REGISTERS = 24, 240
+_REGISTERS = {False: (24, 240), True: (72, 216)}  # of the first warpgroup, and of the consumers, by `with_query`
 
 
 def _head_and_tile(block: Int32, num_keys: Int32, kv_heads: Int32, section: Int32) -> tuple[Int32, Int32]:
@@ -127,7 +125,7 @@ def backward(
     thread, _, _ = thread_idx()
     warp = cute.arch.make_warp_uniform(warp_idx())
     if thread == 0:
-        memory.initialize()
+        memory.initialize(head_size)
     primitives.fence_mbarrier_init()
     primitives.barrier_cta_sync(0)
 
@@ -149,35 +147,22 @@ def backward(
     )
     place = backward_producer.Place(key_tile, kv_index, first_head, group_heads, padded_keys, padded_queries)
 
+    own_registers, consumer_registers = _REGISTERS[with_query]
     if warp < 4:
-        primitives.setmaxregister(_PRODUCER_REGISTERS, "decrease")
+        primitives.setmaxregister(own_registers, "decrease")
+        sources = backward_producer.Sources(
+            query_map, gradient_map, query_columns_map, gradient_columns_map, statistics
+        )
         if thread == 0:
             backward_producer.load_keys(memory, place, key_map, value_map, key_columns_map, head_size, with_query)
-            backward_producer.load_queries(
-                memory,
-                place,
-                queries.first_tile,
-                queries.num_tiles,
-                query_map,
-                gradient_map,
-                query_columns_map,
-                gradient_columns_map,
-                statistics,
-                head_size,
-            )
-        if cutlass.const_expr(memory.sums_ring is not None):
-            if (warp > 0) & (warp <= backward_ring.CONSUMERS) & (thread % 32 == 0):
-                backward_adder.add_query_sums(
-                    view(query_sums, Float32),
-                    memory.sums_ring,
-                    warp - 1,
-                    place,
-                    queries.first_tile,
-                    queries.num_tiles,
-                    head_size,
-                )
+        if cutlass.const_expr(with_query):
+            sums = view(query_sums, Float32)
+            backward_query_products.feed_and_multiply(memory, place, queries, sources, sums, head_size)
+        else:
+            if thread == 0:
+                backward_producer.load_queries(memory, place, queries, sources, head_size)
     else:
-        primitives.setmaxregister(_CONSUMER_REGISTERS, "increase")
+        primitives.setmaxregister(consumer_registers, "increase")
         first_key = key_tile * tile.ROWS + (warp // 4 - 1) * warpgroup.ROWS
         seen = backward_queries.View(
             queries,
@@ -191,9 +176,7 @@ def backward(
             num_keys,
         )
         numbers = backward_consumers.Numbers(log2_scale, lift, factor)
-        d_key, d_value = backward_consumers.differentiate(
-            memory, place, seen, view(query_sums, Float32), warp, numbers, head_size, with_query
-        )
+        d_key, d_value = backward_consumers.differentiate(memory, place, seen, warp, numbers, head_size)
         true_unit = unit * backward_query_sums.inverse_scale(gradient_scale, Int64(kv_index))
         for gradient, sums in ((key_gradient, d_key), (value_gradient, d_value)):
             epilogue.store_output(

@@ -61,7 +61,21 @@ def operand(memory: Pointer, row_bytes: int, kind: str, part_rows: int = 0) -> O
       kind: "f16", "e4m3" or "e5m2".
       part_rows: Rows from one part to the next, if there are several.
     """
-    return Operand((memory.toint(Int32) & 0x3FFFF) >> 4 | 1 << 16, row_bytes, part_rows, kind)
+    return Operand(_kept((memory.toint(Int32) & 0x3FFFF) >> 4 | 1 << 16), row_bytes, part_rows, kind)
+
+
+def _kept(value: Int32) -> Int32:
+    """The same value, which the compiler cannot compute again: it would, in every step of a loop."""
+    result = llvm.inline_asm(
+        Int32.mlir_type,
+        [value.ir_value()],
+        "mov.b32 $0, $1;",
+        "=r,r",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
+    return Int32(result)
 
 
 def of_shared(a: Operand, b: Operand, columns: int, depth_bytes: int) -> list[Float32]:

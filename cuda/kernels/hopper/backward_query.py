@@ -168,6 +168,7 @@ def _differentiate(
     ring.wait(memory.resident, Int32(0))
     for j in cutlass.range(seen.keys.num_tiles):
         key_tile = seen.keys.first_tile + j
+        mask = backward_scores.mask_of(seen, key_tile)
         ring.wait(memory.keys.full(at.stage), at.parity)
         key_rows = key_tiles.moved(at.stage, memory.keys.bytes)
         s = backward_products.of_shared(query_rows, key_rows, KEYS, 2 * head_size)
@@ -176,7 +177,7 @@ def _differentiate(
         d_p = backward_products.of_shared(gradient_rows, value_rows, KEYS, head_size)
         s = warpgroup.wait(1, s)
         p = backward_scores.probabilities(s, backward_scores.of_rows(rows.offsets), rows.log2_scale, rows.lift)
-        p_bytes = backward_scores.as_bytes(backward_scores.masked(p, seen, key_tile))
+        p_bytes = backward_scores.as_bytes(backward_scores.masked(p, seen, key_tile, mask))
         ring.wait(memory.columns.full(old.stage), old.parity)
         columns = columns_of_tiles.moved(old.stage, memory.columns.bytes)
         product = backward_products.of_registers(old_d_s, columns, head_size)
@@ -184,7 +185,7 @@ def _differentiate(
         steps.arrive(memory.keys.empty(at.stage))
         steps.arrive(memory.values.empty(at.stage))
         d_s = backward_scores.score_gradients(d_p, backward_scores.of_rows(rows.statistics), p_bytes, rows.factor)
-        d_s = backward_scores.masked(d_s, seen, key_tile)
+        d_s = backward_scores.masked(d_s, seen, key_tile, mask)
         d_query = backward_products.sums(d_query, warpgroup.wait(0, product))
         old_d_s = backward_scores.as_bytes(d_s)
         if j > 0:

@@ -1,19 +1,15 @@
 """The gradient of the query: sums over key tiles in float32, and their conversion at the end.
 
-The sums of a tile of 64 queries lie as accumulators do: float32 [tiles, 2 warpgroups of head_size / 2 channels,
-head_size / 16, 128 threads, 4], so that a warp adds to contiguous memory.
-
-With head size 64 each thread adds its own. With 128 a warpgroup leaves its accumulators in shared memory, and a thread
-of the producer's warpgroup (:mod:`kernels.hopper.backward_adder`) has the copy engine add them while the warps go on:
-additions by the threads stand in the way of whatever else they read or write.
+The sums of a tile of 64 queries lie as accumulators do: float32 [tiles, head_size / 64 parts, 8, 128 threads, 4], so
+that a part of 64 channels is contiguous, where a warpgroup leaves it and where the copy engine adds it
+(:mod:`kernels.hopper.backward_query_products`).
 """
 
 import cutlass
 import cutlass.cute as cute
 from cutlass.cute.arch import block_idx, thread_idx
-from cutlass.experimental import primitives
-from kernels import ring, tile
-from kernels.hopper import backward_ring, epilogue
+from kernels import tile
+from kernels.hopper import epilogue
 from kernels.hopper.backward_prepare import contributes
 from kernels.hopper.backward_queries import QUERIES
 from kernels.words import Float32, Uint32, as_float, load_if, view, when
@@ -26,9 +22,7 @@ Int32, Int64, Boolean, Pointer, Constexpr = (
     cutlass.Constexpr,
 )
 
-STAGES = 2
-"""Tiles of a consumer in the ring of the copy engine; at least 2, since one is left before the last is handed over."""
-_WARPS, _THREADS = 4, 128  # of a warpgroup
+_THREADS = 128  # of a warpgroup
 _TWICE_BIAS = 254 << 23
 
 
@@ -42,71 +36,22 @@ def inverse_scale(gradient_scale: Pointer, group: Int64) -> Float32:
     return as_float(Uint32(_TWICE_BIAS) - load_if(Boolean(True), view(gradient_scale, Uint32) + group, 1)[0])
 
 
-def by_copy_engine(head_size: int) -> bool:
-    """Whether the copy engine adds."""
-    return head_size == 128
+def offset_of(query_tile: Int32, head_size: int) -> Int64:
+    """Of a tile, in the sums."""
+    return Int64(query_tile) * (QUERIES * head_size)
 
 
-def place_of(consumer: Int32, index: Int32) -> ring.Place:
-    """Where the tile of this number of a consumer goes."""
-    return ring.Place(consumer * STAGES + index % STAGES, index // STAGES & 1)
-
-
-@cute.jit
-def add(
-    sums: Pointer,
-    sums_ring: ring.Ring | None,
-    index: Int32,
-    accumulators: list[Float32],
-    query_tile: Int32,
-    warp: Int32,
-    head_size: Constexpr,
-) -> None:
-    """Adds half of the channels of a tile, or leaves them for :func:`hand_over`.
+def store(target: Pointer, accumulators: list[Float32]) -> None:
+    """Leaves a part of a tile in shared memory; a fence must follow.
 
     Args:
-      sums: float32 [B, N, T', head_size].
-      sums_ring: Of the copy engine; None if threads add.
-      index: Of the tile, of those that the warpgroup adds.
-      accumulators: Of this thread, with ``head_size / 2`` columns.
-      query_tile: Tile, counted from the first one of the array.
-      warp: Index of the warp in the thread block; the warpgroups after the first have a half of the channels each.
-      head_size: 64 or 128.
+      target: Of the part.
+      accumulators: Of this thread, with 64 columns.
     """
-    if cutlass.const_expr(sums_ring is None):
-        _add_by_threads(sums, accumulators, query_tile, warp, head_size)
-    else:
-        at = place_of(_half(warp), index)
-        ring.wait(sums_ring.empty(at.stage), at.parity ^ 1)
-        target = view(sums_ring.stage(at.stage), Float32) + thread_idx()[0] % _THREADS * 4
-        for start in cutlass.range_constexpr(0, len(accumulators), 4):
-            four = cutlass.Vector.from_elements(accumulators[start : start + 4], Float32)
-            (target + start * _THREADS).store(four, alignment=16)
-
-
-@cute.jit
-def hand_over(sums_ring: ring.Ring | None, index: Int32, warp: Int32) -> None:
-    """Has the copy engine add what :func:`add` has left, if it is to add; a fence must come between."""
-    if cutlass.const_expr(sums_ring is not None):
-        backward_ring.arrive(sums_ring.full(place_of(_half(warp), index).stage))
-
-
-def _add_by_threads(sums: Pointer, accumulators: list[Float32], query_tile: Int32, warp: Int32, head_size: int) -> None:
-    target = sums + (offset_of_half(query_tile, _half(warp), head_size) + thread_idx()[0] % _THREADS * 4)
+    place = view(target, Float32) + thread_idx()[0] % _THREADS * 4
     for start in range(0, len(accumulators), 4):
-        primitives.inline_ptx(
-            "red.relaxed.gpu.global.add.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
-            read_only_args=[target + start * _THREADS, *accumulators[start : start + 4]],
-        )
-
-
-def _half(warp: Int32) -> Int32:
-    return warp // _WARPS - 1
-
-
-def offset_of_half(query_tile: Int32, half: Int32, head_size: int) -> Int64:
-    """Of half of the channels of a tile, in the sums."""
-    return (Int64(query_tile) * 2 + half) * (QUERIES * head_size // 2)
+        four = cutlass.Vector.from_elements(accumulators[start : start + 4], Float32)
+        (place + start * _THREADS).store(four, alignment=16)
 
 
 @cute.kernel

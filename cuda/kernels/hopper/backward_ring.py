@@ -9,7 +9,8 @@ Int32, Pointer = cutlass.Int32, cutlass.Pointer
 
 CONSUMERS = 2
 """Warpgroups that compute."""
-CONSUMER_WARPS = 4 * CONSUMERS
+WARPGROUP_WARPS = 4
+CONSUMER_WARPS = WARPGROUP_WARPS * CONSUMERS
 
 
 @cute.jit

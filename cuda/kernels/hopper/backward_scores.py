@@ -8,15 +8,19 @@ import cutlass.cute as cute
 from cutlass.cute.arch import lane_idx
 from cutlass.experimental import primitives
 from kernels.hopper import backward_keys, backward_queries
-from kernels.hopper.backward_queries import GROUPS, QUERIES
+from kernels.hopper.backward_queries import GROUPS
 from kernels.hopper.key_order import accumulators_of_group
 from kernels.instructions import exp2, four_e4m3, fused, halves_of_e4m3, smaller_or_nan, values_of_halves
-from kernels.words import Float32, Uint8, Uint32, bytes_of, view
+from kernels.words import Float32, Uint8, Uint32, bytes_of, view, when
 
 Int32, Pointer = cutlass.Int32, cutlass.Pointer
+View = backward_queries.View | backward_keys.View
+"""What rows are seen by, or see."""
 
 _ROW_BYTES = 128  # of the 128 keys of a query
 _CHUNK = 16
+_PAIRS = 0x5140, 0x7362  # bytes of the first two queries of two words, and of the last two
+_NOTHING, _INTERVAL, _GENERAL = range(3)  # of masks
 
 
 def of_columns(statistics: Pointer) -> list[Float32]:
@@ -72,19 +76,26 @@ def score_gradients(
     return values
 
 
+def mask_of(seen: View, tile: Int32) -> Int32:
+    """What :func:`masked` has to do in a tile of columns, which is found early, since branches wait for it."""
+    return when(seen.is_general(), Int32(_GENERAL), when(seen.is_partial(tile), Int32(_INTERVAL), Int32(_NOTHING)))
+
+
 @cute.jit
-def masked(values: list[Float32], seen: backward_queries.View | backward_keys.View, tile: Int32) -> list[Float32]:
+def masked(values: list[Float32], seen: View, tile: Int32, mask: Int32) -> list[Float32]:
     """Zero where a query does not see a key.
 
     Args:
       values: In the order of accumulators.
       seen: What rows are seen by, or see.
       tile: Of columns.
+      mask: From :func:`mask_of`.
     """
-    if seen.is_general():
-        values = seen.mask_general(values, tile)
-    elif seen.is_partial(tile):
-        values = seen.mask_interval(values, tile)
+    if mask != _NOTHING:
+        if mask == _GENERAL:
+            values = seen.mask_general(values, tile)
+        else:
+            values = seen.mask_interval(values, tile)
     return values
 
 
@@ -96,10 +107,11 @@ def as_bytes(values: list[Float32]) -> list[Uint32]:
 
 
 def store_by_query(target: Pointer, words: list[Uint32], warp: Int32) -> None:
-    """Writes [64 queries, 128 keys] bytes with chunks permuted for a product; a barrier must follow.
+    """Writes [64 queries, 128 keys] bytes with chunks permuted for a product; a fence must follow.
 
     The 16 keys of a warp are one chunk of a query's row. As 16-bit elements that are the two keys of a thread, words
-    of two queries are the fragments that ``stmatrix`` transposes.
+    of two queries are the fragments that ``stmatrix`` transposes. The threads of the second half of 16 queries take
+    theirs in the other order, so that the eight rows of a matrix lie in different banks.
 
     Args:
       target: Shared memory, at a multiple of 1024.
@@ -108,19 +120,12 @@ def store_by_query(target: Pointer, words: list[Uint32], warp: Int32) -> None:
     """
     lane = lane_idx()
     matrix, row = lane // 8, lane % 8
-    query = matrix // 2 * 16 + row // 2 * 4 + matrix % 2 * 2 + row % 2
+    query = matrix // 2 * 16 + row // 2 * 4 + (matrix % 2 ^ row // 4) * 2 + row % 2
     place = query * _ROW_BYTES + (warp ^ query % 8) * _CHUNK
+    is_first = lane % 4 < 2
+    selectors = [when(is_first, Uint32(a), Uint32(b)) for a, b in (_PAIRS, _PAIRS[::-1])]
     for step in range(GROUPS // 2):
         four = words[4 * step : 4 * step + 4]
-        fragments = [bytes_of(*four[i : i + 2], selector) for i in (0, 2) for selector in (0x5140, 0x7362)]
+        fragments = [bytes_of(*four[i : i + 2], selector) for i in (0, 2) for selector in selectors]
         rows = target + (place + step * (32 * _ROW_BYTES))
         primitives.stmatrix(view(rows, Uint8), fragments, "col")
-    cute.arch.fence_view_async_shared()
-
-
-def clear(target: Pointer, thread: Int32) -> None:
-    """Zeros in place of :func:`store_by_query`, by 256 threads; a barrier must follow."""
-    zeros = cutlass.Vector.from_elements([Uint32(0)] * 4, Uint32)
-    for start in range(0, QUERIES * _ROW_BYTES, 256 * _CHUNK):
-        view(target + (start + thread * _CHUNK), Uint32).store(zeros, alignment=16)
-    cute.arch.fence_view_async_shared()
