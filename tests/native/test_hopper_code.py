@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.native.machine_code import of_kernels
-from tests.native.stand_in.handlers import BUILT, NO_BUILD
+from tests.native.stand_in.handlers import BUILT, NO_BUILD, manifest
 
 TARGET = "sm_90a"
 PRODUCT = r"[HQ]GMMA\."
@@ -79,6 +79,16 @@ def test_descriptors_of_the_backward_are_made_before_its_loops(backward):
     for name, code in backward.items():
         assert ADDRESS_MASK in code, name
         assert all(ADDRESS_MASK not in step for step in steps_of(code)), name
+
+
+def test_warpgroups_trade_registers_and_find_those_that_they_ask_for(forward, backward):
+    """Where too few are left the assembler drops all such instructions; where too many are asked for a block hangs."""
+    launches = manifest(TARGET)
+    for name, code in (*forward.items(), *backward.items()):
+        given, asked = (int(count, 16) for count in re.findall(r"USETMAXREG\.\w+\.CTAPOOL.* 0x([0-9a-f]+) ;", code))
+        warpgroups = launches[name]["threads"] // 128
+        assert given < launches[name]["registers"] < asked, name
+        assert given + (warpgroups - 1) * asked <= warpgroups * launches[name]["registers"], name
 
 
 def test_maxima_are_taken_by_threes(forward):
