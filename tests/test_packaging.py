@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 
@@ -249,7 +250,8 @@ class TestDistributions:
     @needs_tools
     def test_wheel_from_a_source_distribution(self, build):
         path = build("sdist")
-        shutil.unpack_archive(path, path.parent, filter="data")
+        options = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # The first Python 3.11 have none.
+        shutil.unpack_archive(path, path.parent, **options)
         root = path.parent / "jax_fp4attn-1.2.3"
         assert not (root / LIBRARY).exists()
         names, _ = read_wheel(build("wheel", root))
