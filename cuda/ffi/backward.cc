@@ -24,7 +24,8 @@ constexpr auto kU8Map = CU_TENSOR_MAP_DATA_TYPE_UINT8;
 constexpr int64_t kStepRows = 64;  // queries, or keys, of one step of the loops; see cuda/kernels/hopper/backward*.py
 constexpr uint32_t kHalfRow = 64, kRow = 128;  // bytes of a box
 constexpr int64_t kQueryBytes = 9;  // of a channel: float16 and E4M3 of the query, E5M2 dO twice, float32 dQ
-constexpr int64_t kSectionBytes = 40 << 20;  // of queries that the L2 cache keeps
+constexpr int64_t kSectionBytes = 20 << 20;      // of queries that the L2 cache keeps
+constexpr int64_t kMostSectionBytes = 80 << 20;  // of which it keeps enough
 constexpr double kLog2E = 1.4426950408889634;
 
 struct Sizes {
@@ -129,14 +130,25 @@ class BackwardCall {
     const CUtensorMap gradient_columns_map = Columns(gradient_columns_, b * n * h, rows, kHalfRow);
     const CUtensorMap key_columns_map = Columns(key_columns_, b * k * h, PaddedRows(s), kRow);
     const int32_t num_queries = t, num_keys = s, query_heads = n, kv_heads = k;
-    const int64_t head_bytes = std::max<int64_t>(n / k, 1) * rows * h * kQueryBytes;
-    const int32_t section = std::clamp<int64_t>(kSectionBytes / head_bytes, 1, k);
-    const Grid grid = {static_cast<uint32_t>(k * Tiles(s)), static_cast<uint32_t>(b), 1};
+    const Grid grid = {static_cast<uint32_t>(b * k * Tiles(s)), 1, 1};
     Launch(stream_, Kernel("backward") + (ordered_ ? "_ordered" : ""), grid, query_map, key_map, value_map,
            gradient_map, query_columns_map, gradient_columns_map, key_columns_map, statistics_, gradient_scale_,
            query_sums_, key_gradient_, value_gradient_, limits_.query_lengths, limits_.key_lengths,
            limits_.query_segments, limits_.key_segments, limits_.key_offset, num_queries, num_keys, query_heads,
-           kv_heads, section, window_.left, window_.right, log2_scale_, lift_, factor_, unit_);
+           kv_heads, Section(), window_.left, window_.right, log2_scale_, lift_, factor_, unit_);
+  }
+
+  // Key/value heads whose thread blocks come together. Their queries are to stay in the L2 cache; but if they have too few
+  // key tiles to occupy the device, and attention is causal, the longest of the next ones come late. The sections are
+  // about equally large.
+  int32_t Section() const {
+    const auto& [b, t, s, n, k, h] = sizes_;
+    const int64_t head_bytes = std::max<int64_t>(n / k, 1) * std::max(PaddedRows(t), kTileRows) * h * kQueryBytes;
+    const int64_t most = window_.right == kUnlimited ? 1 : kMostSectionBytes / head_bytes;
+    const int64_t occupying = std::min(Multiprocessors() / Tiles(s), most);
+    const int64_t heads = std::clamp<int64_t>(std::max(kSectionBytes / head_bytes, occupying), 1, b * k);
+    const int64_t sections = b * k / heads;
+    return static_cast<int32_t>((b * k + sections - 1) / sections);
   }
 
   void FinishQueries() const {

@@ -46,10 +46,10 @@ def test_reference(name: str) -> None:
 
 
 def test_sections_of_heads_do_not_matter() -> None:
-    """Of the form with the same bits whoever comes first; the last section has one head."""
-    case = hopper.problem(recipes.train, Shape(1, 70, 150, 3, 3, 64))
-    one, two = (hopper.differentiate(case, ordered=True, section=section)[0] for section in (1, 2))
-    assert same_bits(one, two)
+    """Of the form with the same bits whoever comes first; a section may have heads of two batch entries, or fewer."""
+    case = hopper.problem(recipes.train, Shape(2, 70, 150, 3, 3, 64))
+    one, *others = (hopper.differentiate(case, ordered=True, section=section)[0] for section in (1, 2, 4))
+    assert all(same_bits(one, other) for other in others)
 
 
 @pytest.mark.parametrize("name", ["causal", "more keys"])

@@ -85,7 +85,7 @@ def paired_rows_map(data, rows, columns, box_rows):
 
 
 def check_backward(driver, recipe, shape, visibility=Visibility(), is_causal=False, window=None, section=None):  # noqa: B008
-    """All heads run together unless ``section`` says how many."""
+    """All heads, of all batch entries, come together unless ``section`` says how many."""
     B, T, S, N, K, H = shape
     config = OperatorConfig(recipe, SCALE, is_causal, window)
     operands, rows, lse, scale = operands_of(config, shape, visibility)
@@ -183,7 +183,7 @@ def check_backward(driver, recipe, shape, visibility=Visibility(), is_causal=Fal
         "query_sums": query_sums,
         "key_gradient": address(gradients[1]),
         "value_gradient": address(gradients[2]),
-        "section": K if section is None else section,
+        "section": B * K if section is None else section,
     }
     of_queries = {
         **row_maps(128, 64),
@@ -209,7 +209,7 @@ def check_backward(driver, recipe, shape, visibility=Visibility(), is_causal=Fal
     assert launches == [
         Launch(f"expand_key_h{H}", (K, key_tiles, B), expansion),
         Launch(f"backward_prepare_h{H}", (N, query_tiles, B), preparation),
-        Launch(f"backward_h{H}" + "_ordered" * ordered, (K * key_tiles, B, 1), common | of_keys),
+        Launch(f"backward_h{H}" + "_ordered" * ordered, (B * K * key_tiles, 1, 1), common | of_keys),
         last,
     ]
 
@@ -240,17 +240,35 @@ class TestLaunches:
 
     @pytest.mark.parametrize(
         ("shape", "section"),
-        # A head of 8192 queries of 128 channels takes 9 MiB of the 40 MiB.
+        # A head of 8192 queries of 128 channels takes 9 MiB of the 20 MiB.
         [
-            (Shape(1, 8192, 1, 24, 24, 128), 4),
-            (Shape(1, 4096, 1, 32, 8, 128), 2),
+            (Shape(1, 8192, 1, 24, 24, 128), 2),
+            (Shape(1, 4096, 1, 32, 8, 128), 1),
             (Shape(1, 8192, 1, 4, 2, 64), 2),
             (Shape(1, 2**16, 1, 2, 2, 128), 1),
+            # Two batch entries in a section; and two sections of five heads.
+            (Shape(6, 8192, 1, 1, 1, 128), 2),
+            (Shape(5, 8192, 1, 1, 1, 128), 3),
         ],
         ids=str,
     )
     def test_heads_that_the_cache_holds_together(self, driver, shape, section):
         check_backward(driver, recipes.train, shape, section=section)
+
+    @pytest.mark.parametrize(
+        ("shape", "section"),
+        [
+            # At most 80 MiB of queries.
+            (Shape(1, 4096, 1, 32, 8, 128), 4),
+            (Shape(1, 2**16, 1, 2, 2, 128), 1),
+            # Three of the five multiprocessors have keys of one head.
+            (Shape(1, 8192, 300, 16, 8, 128), 1),
+            (Shape(1, 8192, 250, 16, 8, 128), 2),
+        ],
+        ids=str,
+    )
+    def test_sections_occupy_the_device_if_attention_is_causal(self, driver, shape, section):
+        check_backward(driver, recipes.train, shape, is_causal=True, section=section)
 
     @both_accumulations
     @pytest.mark.parametrize("present", ["query", "key", "segments", "offset", "query, key, segments, offset"])

@@ -22,7 +22,7 @@ Registers are what there is least of, so that each product adds to its sums befo
 
 import cutlass
 import cutlass.cute as cute
-from cutlass.cute.arch import block_idx, thread_idx, warp_idx
+from cutlass.cute.arch import block_idx, grid_dim, thread_idx, warp_idx
 from cutlass.experimental import cuda, primitives
 from kernels import tile
 from kernels.hopper import (
@@ -45,11 +45,15 @@ THREADS = 128 * (backward_ring.CONSUMERS + 1)
 _REGISTERS = {False: (24, 240), True: (72, 216)}  # of the first warpgroup, and of the consumers, by `with_query`
 
 
-def _head_and_tile(block: Int32, num_keys: Int32, kv_heads: Int32, section: Int32) -> tuple[Int32, Int32]:
-    """What a thread block has: sections of heads one after another, in each the first tiles of all heads first."""
+def _head_and_tile(block: Int32, blocks: Int32, num_keys: Int32, section: Int32) -> tuple[Int32, Int32]:
+    """What a thread block has: a key/value head, among those of all batch entries, and a tile of keys.
+
+    Heads come in sections, one after another, in each the first tiles of all heads first: if attention is causal, most
+    queries see them.
+    """
     key_tiles = (num_keys + tile.ROWS - 1) // tile.ROWS
-    first_head = block // (section * key_tiles) * section
-    heads, within = cutlass.min(section, kv_heads - first_head), block % (section * key_tiles)
+    first_head, within = block // (section * key_tiles) * section, block % (section * key_tiles)
+    heads = cutlass.min(section, blocks // key_tiles - first_head)
     return first_head + within % heads, within // heads
 
 
@@ -111,7 +115,7 @@ def backward(
       num_keys: S.
       query_heads: N.
       kv_heads: K.
-      section: Key/value heads whose thread blocks run together.
+      section: Key/value heads, of those of all batch entries, whose thread blocks come together.
       window_left: A query sees keys at most so far behind it.
       window_right: And so far ahead of it.
       log2_scale: From a raw score to a base-2 log score.
@@ -129,10 +133,10 @@ def backward(
     primitives.fence_mbarrier_init()
     primitives.barrier_cta_sync(0)
 
-    block, batch, _ = block_idx()
-    kv_head, key_tile = _head_and_tile(block, num_keys, kv_heads, section)
-    kv_index, group_heads = batch * kv_heads + kv_head, query_heads // kv_heads
-    first_head = batch * query_heads + kv_head * group_heads
+    (block, _, _), (blocks, _, _) = block_idx(), grid_dim()
+    kv_index, key_tile = _head_and_tile(block, blocks, num_keys, section)
+    batch, kv_head, group_heads = kv_index // kv_heads, kv_index % kv_heads, query_heads // kv_heads
+    first_head = kv_index * group_heads
     padded_keys, padded_queries = ((rows + tile.ROWS - 1) // tile.ROWS * tile.ROWS for rows in (num_keys, num_queries))
     queries = backward_queries.range_of(
         key_tile * tile.ROWS,

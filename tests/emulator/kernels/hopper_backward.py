@@ -195,7 +195,7 @@ def differentiate(problem: Problem, *, ordered: bool, seeds: Iterable[int] = (0,
       problem: What to compute.
       ordered: Whether dQ is always summed in the same order.
       seeds: Of the schedules.
-      section: Key/value heads whose thread blocks run together.
+      section: Key/value heads, of those of all batch entries, whose thread blocks come together.
 
     Returns:
       The gradients of each schedule.
@@ -215,7 +215,7 @@ def differentiate(problem: Problem, *, ordered: bool, seeds: Iterable[int] = (0,
 
 def keys_launch(problem: Problem, *, ordered: bool, section: int = 1) -> Launch:
     """The main kernel, with a share of dQ unless that has an order; see :func:`differentiate`."""
-    _, _, S, _, K, H = problem.shape
+    B, _, S, _, K, H = problem.shape
     query = expanded_query(problem, ordered=ordered)
     results = _results(problem)
     # Of 64 queries and 128 keys.
@@ -232,7 +232,7 @@ def keys_launch(problem: Problem, *, ordered: bool, section: int = 1) -> Launch:
         "section": section,
     }
     name = f"backward_h{H}" + "_ordered" * ordered
-    return Launch(LIBRARY, name, (K * (_padded(S) // _TILE), problem.shape.B, 1), values)
+    return Launch(LIBRARY, name, (B * K * (_padded(S) // _TILE), 1, 1), values)
 
 
 def queries_launch(problem: Problem) -> Launch:
