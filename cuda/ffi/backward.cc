@@ -138,9 +138,9 @@ class BackwardCall {
            kv_heads, Section(), window_.left, window_.right, log2_scale_, lift_, factor_, unit_);
   }
 
-  // Key/value heads whose thread blocks come together. Their queries are to stay in the L2 cache; but if they have too few
-  // key tiles to occupy the device, and attention is causal, the longest of the next ones come late. The sections are
-  // about equally large.
+  // Key/value heads whose thread blocks come together. Their queries are to stay in the L2 cache; but if they have too
+  // few key tiles to occupy the device, and attention is causal, the longest of the next ones come late. The sections
+  // are about equally large.
   int32_t Section() const {
     const auto& [b, t, s, n, k, h] = sizes_;
     const int64_t head_bytes = std::max<int64_t>(n / k, 1) * std::max(PaddedRows(t), kTileRows) * h * kQueryBytes;

@@ -239,36 +239,27 @@ class TestLaunches:
         check_backward(driver, recipe, shape)
 
     @pytest.mark.parametrize(
-        ("shape", "section"),
+        ("shape", "is_causal", "section"),
         # A head of 8192 queries of 128 channels takes 9 MiB of the 20 MiB.
         [
-            (Shape(1, 8192, 1, 24, 24, 128), 2),
-            (Shape(1, 4096, 1, 32, 8, 128), 1),
-            (Shape(1, 8192, 1, 4, 2, 64), 2),
-            (Shape(1, 2**16, 1, 2, 2, 128), 1),
+            (Shape(1, 8192, 1, 24, 24, 128), False, 2),
+            (Shape(1, 4096, 1, 32, 8, 128), False, 1),
+            (Shape(1, 8192, 1, 4, 2, 64), False, 2),
+            (Shape(1, 2**16, 1, 2, 2, 128), False, 1),
             # Two batch entries in a section; and two sections of five heads.
-            (Shape(6, 8192, 1, 1, 1, 128), 2),
-            (Shape(5, 8192, 1, 1, 1, 128), 3),
+            (Shape(6, 8192, 1, 1, 1, 128), False, 2),
+            (Shape(5, 8192, 1, 1, 1, 128), False, 3),
+            # More heads occupy the device, but with at most 80 MiB.
+            (Shape(1, 4096, 1, 32, 8, 128), True, 4),
+            (Shape(1, 2**16, 1, 2, 2, 128), True, 1),
+            # Keys of one head occupy three of the five multiprocessors; or those of two heads four.
+            (Shape(1, 8192, 300, 16, 8, 128), True, 1),
+            (Shape(1, 8192, 250, 16, 8, 128), True, 2),
         ],
         ids=str,
     )
-    def test_heads_that_the_cache_holds_together(self, driver, shape, section):
-        check_backward(driver, recipes.train, shape, section=section)
-
-    @pytest.mark.parametrize(
-        ("shape", "section"),
-        [
-            # At most 80 MiB of queries.
-            (Shape(1, 4096, 1, 32, 8, 128), 4),
-            (Shape(1, 2**16, 1, 2, 2, 128), 1),
-            # Three of the five multiprocessors have keys of one head.
-            (Shape(1, 8192, 300, 16, 8, 128), 1),
-            (Shape(1, 8192, 250, 16, 8, 128), 2),
-        ],
-        ids=str,
-    )
-    def test_sections_occupy_the_device_if_attention_is_causal(self, driver, shape, section):
-        check_backward(driver, recipes.train, shape, is_causal=True, section=section)
+    def test_heads_that_come_together(self, driver, shape, is_causal, section):
+        check_backward(driver, recipes.train, shape, is_causal=is_causal, section=section)
 
     @both_accumulations
     @pytest.mark.parametrize("present", ["query", "key", "segments", "offset", "query, key, segments, offset"])
